@@ -1,0 +1,1 @@
+"""What every trainer shares: the base trainer and config, metrics, the run folder."""
