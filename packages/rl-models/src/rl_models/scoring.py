@@ -1,0 +1,207 @@
+"""Log-probs of given tokens under a model: the one place where every trainer gets them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rl_models.batch import CompletionBatch, SequenceBatch
+from rl_models.capabilities import keeps_samples_apart, why_not_shared
+from rl_models.decoder import accepts, completion_states, run_decoder
+from rl_models.heads import (
+    Head,
+    decoder_of,
+    find_head,
+    head_logps,
+    logits_logps,
+    say_once,
+    unwrap,
+)
+
+
+class TokenScores(NamedTuple):
+    """What `score_tokens` returns, each aligned with the ids that were scored.
+
+    logps: `[B, T]` or `[N, Tc]`, float32, exactly 0 where nothing is scored.
+    entropy: same shape, of the whole next-token distribution (at the temperature), or None.
+    hidden: `[..., H]` last hidden state that each token was predicted from, 0 where nothing is
+        scored, or None. A value head applied to it gives the value of the state before the token.
+    """
+
+    logps: Tensor
+    entropy: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+def score_tokens(
+    model: nn.Module,
+    batch: SequenceBatch | CompletionBatch,
+    *,
+    temperature: float = 1.0,
+    return_entropy: bool = False,
+    return_hidden: bool = False,
+) -> TokenScores:
+    """Score the tokens of a batch, with gradients when they are enabled.
+
+    A row scores the same alone, padded on either side, packed, or in a group that shares its
+    prompt. Completions of one prompt compute it once, forward and backward: the prompt runs with a
+    cache that keeps its graph, the cache is widened to the completions, and these run on it. The
+    head is applied to scored positions only, fused with the log-softmax.
+
+    Args:
+        model: a causal language model of transformers, one with PEFT adapters, or a value-head
+            wrapper around either.
+        batch: plain rows or completions, see there.
+        temperature: divides the logits; the one that the tokens were sampled with.
+        return_entropy: also return the entropy of each scored position.
+        return_hidden: also return the hidden state each scored token was predicted from.
+
+    Raises:
+        ValueError: the batch does not fit together (see its class), or a temperature that is not
+            above 0.
+
+    Example:
+        >>> from rl_models.testing import tiny_model
+        >>> model = tiny_model("llama")
+        >>> batch = CompletionBatch.from_ids([[1, 2, 3]], [[4, 5], [6]], prompt_index=[0, 0])
+        >>> score_tokens(model, batch).logps.shape
+        torch.Size([2, 2])
+    """
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature={temperature}: log-probs need one above 0 (greedy is 1.0 here)"
+        )
+    model = unwrap(model)
+    head = find_head(model)
+    options = {"temperature": temperature, "entropy": return_entropy, "hidden": return_hidden}
+    if isinstance(batch, SequenceBatch):
+        scores = _score_rows(model, head, batch, **options)
+    elif reason := why_not_shared(model, head):
+        say_once(model, f"{reason}; a prompt is computed again for each of its completions")
+        scores = _score_as_rows(model, head, batch, **options)
+    else:
+        states = completion_states(decoder_of(model, head), batch)
+        scores = _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
+    if not torch.is_grad_enabled():
+        # Casts that autocast made without a graph would cut the gradient of a later forward.
+        torch.clear_autocast_cache()
+    return scores
+
+
+def _score_as_rows(
+    model: Any, head: Head | None, batch: CompletionBatch, **options: Any
+) -> TokenScores:
+    """The plain way for completions: prompt and completion in one row each."""
+    scores = _score_rows(model, head, batch.as_sequences(), **options)
+    steps = torch.arange(batch.completion_ids.shape[1], device=batch.completion_ids.device)
+    place = batch.prompt_lengths[batch.prompt_index][:, None] + steps
+    rows = torch.arange(len(place), device=place.device)[:, None]
+    return TokenScores(*(None if x is None else x[rows, place] for x in scores))
+
+
+def _score_rows(model: Any, head: Head | None, batch: SequenceBatch, **options: Any) -> TokenScores:
+    """Rows as they are where attention needs no padding mask, else each sample in its own row."""
+    packed = batch.is_packed()
+    if packed and not keeps_samples_apart(model, head):
+        say_once(model, "packed samples would see each other; each is computed in a row of its own")
+    elif packed or _padded_on_the_right(batch):
+        return _score_causal_rows(model, head, batch, **options)
+    samples, place = batch.samples()
+    scores = _score_causal_rows(model, head, samples, **options)
+    attended = batch.attended()
+    return TokenScores(*(None if x is None else _in_place(x[place], attended) for x in scores))
+
+
+def _padded_on_the_right(batch: SequenceBatch) -> bool:
+    if batch.attention_mask is None:
+        return True
+    attended = batch.attended()
+    return not bool((attended[:, 1:] & ~attended[:, :-1]).any())
+
+
+def _score_causal_rows(
+    model: Any, head: Head | None, batch: SequenceBatch, **options: Any
+) -> TokenScores:
+    """Rows where every real token comes before the padding, or packed ones that attention tells apart.
+
+    Nothing real can see what comes after it, so no padding mask is passed, and attention takes its
+    fastest form. Packed samples are told apart by their positions; padding is each a sample.
+    """
+    ids = batch.input_ids.masked_fill(~batch.attended(), 0)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    if batch.is_packed():
+        positions = batch.positions() * batch.attended()
+    targets, scored = batch.input_ids[:, 1:], batch.score_mask[:, 1:]
+    if head is None:
+        scores = _score_logits(model, ids, positions, targets, scored, **options)
+    else:
+        states = run_decoder(decoder_of(model, head), ids, None, positions)
+        scores = _score_states(model, head, states[:, :-1], targets, scored, **options)
+    return TokenScores(*(None if x is None else _one_later(x) for x in scores))
+
+
+def _one_later(values: Tensor) -> Tensor:
+    """From 'what position t predicts' to 'what token t was predicted by'; token 0 gets 0."""
+    return torch.cat([torch.zeros_like(values[:, :1]), values], 1)
+
+
+def _score_states(
+    model: Any,
+    head: Head,
+    states: Tensor,
+    ids: Tensor,
+    scored: Tensor,
+    *,
+    temperature: float,
+    entropy: bool,
+    hidden: bool,
+) -> TokenScores:
+    """Apply the head where something is scored and put the results back in place."""
+    width = states.shape[1]
+    where = scored[:, :width]
+    picked = states[where]
+    logps, entropies = head_logps(
+        model, head, picked, ids[:, :width][where], temperature=temperature, entropy=entropy
+    )
+    return TokenScores(
+        _in_place(logps, scored),
+        _in_place(entropies, scored) if entropies is not None else None,
+        _in_place(picked, scored) if hidden else None,
+    )
+
+
+def _score_logits(
+    model: Any,
+    ids: Tensor,
+    positions: Tensor,
+    targets: Tensor,
+    scored: Tensor,
+    *,
+    temperature: float,
+    entropy: bool,
+    hidden: bool,
+) -> TokenScores:
+    """Score from the logits that the model's own forward returns; no position is left out of them.
+
+    `logits_to_keep` is not used, so a model that ignores it or names it otherwise scores the same.
+    """
+    arguments = {"position_ids": positions} if accepts(model, "position_ids") else {}
+    output = model(input_ids=ids, use_cache=False, output_hidden_states=hidden, **arguments)
+    where = scored.nonzero(as_tuple=True)
+    scores = logits_logps(
+        output.logits[where], targets[where], temperature=temperature, entropy=entropy
+    )
+    return TokenScores(
+        _in_place(scores[0], scored),
+        _in_place(scores[1], scored) if entropy else None,
+        _in_place(output.hidden_states[-1][where], scored) if hidden else None,
+    )
+
+
+def _in_place(values: Tensor, scored: Tensor) -> Tensor:
+    """Values of the scored positions in a tensor of zeros of the batch's shape."""
+    full = values.new_zeros(*scored.shape, *values.shape[1:])
+    full[scored] = values
+    return full
