@@ -1,0 +1,76 @@
+"""Rows of ids from whatever holds them, checked, by duck typing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def to_row(ids: Any, name: str = "ids") -> list[int]:
+    """One row of integer ids from a list, a tuple, an array or a 1-D tensor.
+
+    Raises:
+        TypeError: anything else, with the place of the first thing that is no id.
+    """
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name} is {_described(ids)}; give a row of token ids (integers)")
+    row = list(ids)
+    if set(map(type, row)) <= {int}:
+        return row
+    return [_to_id(item, f"{name}[{place}]") for place, item in enumerate(row)]
+
+
+def to_rows(inputs: Any) -> list[list[int]]:
+    """Rows of ids from a matrix or a list of rows; a single row of ids is one row.
+
+    Raises:
+        TypeError: with the place of the first thing that is neither a row nor an id.
+    """
+    if hasattr(inputs, "tolist"):
+        inputs = inputs.tolist()
+    if isinstance(inputs, dict) or hasattr(inputs, "input_ids"):
+        raise TypeError("inputs is a mapping; give its 'input_ids' (or the generated ids) alone")
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
+        raise TypeError(f"inputs is {_described(inputs)}; give rows of token ids")
+    rows = list(inputs)
+    if rows and all(_is_scalar(item) for item in rows):
+        return [to_row(rows, "inputs")]
+    return [to_row(row, f"inputs[{place}]") for place, row in enumerate(rows)]
+
+
+def per_row(value: Any, count: int, name: str) -> list[Any]:
+    """A single value for each row, or one value a row.
+
+    Raises:
+        ValueError: a list of the wrong length, with both counts.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} values for {count} rows; give one a row, or one")
+    return list(value)
+
+
+def _is_scalar(item: Any) -> bool:
+    if isinstance(item, int):
+        return True
+    return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0
+
+
+def _to_id(item: Any, place: str) -> int:
+    if hasattr(item, "tolist"):  # a NumPy integer or a 0-D tensor
+        item = item.tolist()
+    if isinstance(item, int) and not isinstance(item, bool):
+        return int(item)
+    raise TypeError(f"{place} is {_described(item)}; token ids are integers")
+
+
+def _described(item: Any) -> str:
+    if item is None:
+        return "None"
+    shown = repr(item)
+    return f"a {type(item).__name__} ({shown if len(shown) <= 40 else shown[:37] + '...'})"

@@ -1,0 +1,99 @@
+"""What this package asks of a tokenizer, in one place, by duck typing.
+
+Tokenizers and processors of transformers (fast or slow) and bare `tokenizers.Tokenizer` objects
+answer all of it; anything with ``decode(ids)`` answers enough.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+
+class Vocabulary:
+    """A tokenizer's special ids, size, spellings and decoder, read through public names only."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        inner = getattr(tokenizer, "tokenizer", None)  # a processor holds its tokenizer
+        self.tokenizer = tokenizer if inner is None else inner
+        if isinstance(tokenizer, str) or tokenizer is None:
+            raise TypeError(
+                f"tokenizer is {tokenizer!r}; pass a loaded tokenizer (with a decode method)"
+            )
+
+    @property
+    def size(self) -> int | None:
+        """Number of ids, added tokens included; None where the tokenizer does not say."""
+        if hasattr(self.tokenizer, "__len__"):
+            return len(self.tokenizer)
+        size = getattr(self.tokenizer, "get_vocab_size", None)
+        return size() if callable(size) else None
+
+    @property
+    def chat_template(self) -> str:
+        """The text of every chat template that the tokenizer holds, "" for none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        if isinstance(template, dict):
+            return "\n".join(str(part) for part in template.values())
+        return template if isinstance(template, str) else ""
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding id, None where there is none."""
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        return pad if isinstance(pad, int) else None
+
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """Every added token: its id, its spelling and whether it is special."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", None)
+        if added is None:
+            reader = getattr(self.tokenizer, "get_added_tokens_decoder", None)
+            added = reader() if callable(reader) else {}
+        return {
+            int(token_id): (str(token), bool(getattr(token, "special", True)))
+            for token_id, token in added.items()
+        }
+
+    def special_ids(self) -> frozenset[int]:
+        """Ids that ``skip_special_tokens=True`` leaves out."""
+        named = getattr(self.tokenizer, "all_special_ids", None) or ()
+        added = (i for i, (_, special) in self.added_tokens().items() if special)
+        return frozenset(i for i in (*named, *added) if isinstance(i, int))
+
+    def id_of(self, token: str) -> int | None:
+        """The id of exactly this token, None where the vocabulary lacks it."""
+        convert = getattr(self.tokenizer, "convert_tokens_to_ids", None)
+        if convert is None:
+            convert = getattr(self.tokenizer, "token_to_id", None)
+        found = convert(token) if callable(convert) else None
+        if not isinstance(found, int) or self.piece(found) != token:
+            return None  # an unknown token comes back as the id of <unk>
+        return found
+
+    def piece(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id (not decoded), None where it has none."""
+        convert = getattr(self.tokenizer, "convert_ids_to_tokens", None)
+        if convert is None:
+            convert = getattr(self.tokenizer, "id_to_token", None)
+        found = convert(token_id) if callable(convert) else None
+        return found if isinstance(found, str) else None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text without the tokens that the tokenizer puts around it."""
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        return list(getattr(encoded, "ids", encoded))
+
+    def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
+        """Texts of rows of ids, spaces left as they are (no clean-up rule that eats them)."""
+        rows = [list(row) for row in rows]
+        batch = getattr(self.tokenizer, "batch_decode", None)
+        if callable(batch):
+            return batch(rows, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        batch = getattr(self.tokenizer, "decode_batch", None)
+        if callable(batch):
+            return batch(rows, skip_special_tokens=skip_special)
+        decode = self.tokenizer.decode
+        takes_skip = "skip_special_tokens" in inspect.signature(decode).parameters
+        keywords = {"skip_special_tokens": skip_special} if takes_skip else {}
+        return [decode(row, **keywords) for row in rows]

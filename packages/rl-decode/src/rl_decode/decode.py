@@ -1,0 +1,234 @@
+"""From rows of sampled ids to what a reward function is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rl_decode._inputs import per_row, to_rows
+from rl_decode._text import TextReader
+from rl_decode._vocabulary import Vocabulary
+from rl_decode.formats import FORMATS, ReasoningFormat, detect_format, resolve_format
+from rl_decode.reasoning import State, split_reasoning
+from rl_decode.stops import collect_stop_ids, collect_stop_strings, cut_at_stop
+
+FinishReason = Literal["stop", "length", "stop_string", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion as a reward function sees it.
+
+    Attributes:
+        ids: the sampled ids up to and including what ended them; no padding.
+        raw_text: those ids as the tokenizer spells them, special tokens and the stop included.
+        text: without special tokens (the markers of the reasoning format excepted), without what
+            ended it, and without a last character of which only some bytes were sampled.
+        reasoning: what stands in the blocks of reasoning.
+        answer: what follows them; "" while a block is open.
+        state: "complete", "incomplete" or "absent".
+        finish_reason: "stop" (a stop id), "stop_string", "length" (neither) or "empty" (no ids).
+    """
+
+    ids: list[int]
+    raw_text: str
+    text: str
+    reasoning: str
+    answer: str
+    state: State
+    finish_reason: FinishReason
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended the completion itself (a stop id or a stop string)."""
+        return self.finish_reason in ("stop", "stop_string")
+
+
+def decode_completions(
+    ids: Any,
+    tokenizer: Any,
+    *,
+    stop_ids: Iterable[int] | None = None,
+    stop_strings: Iterable[str] | str = (),
+    format: str | ReasoningFormat | None = "auto",
+    opened: bool | Sequence[bool] = False,
+    max_length: int | None = None,
+    attention_mask: Any = None,
+    out_of_range: Literal["error", "mark"] = "error",
+) -> list[Completion]:
+    """Decode completions, and say of each what it holds and why it ended.
+
+    Args:
+        ids: ids of the completions alone, [N, T] or N rows of any lengths; lists, arrays, tensors.
+        tokenizer: their tokenizer or processor.
+        stop_ids: ids that end a completion; None takes `collect_stop_ids` of the tokenizer.
+        stop_strings: texts that end one. They may begin and end inside tokens.
+        format: how reasoning is marked. "auto" takes what the tokenizer speaks (`detect_format`)
+            and, where it speaks none, what each text shows.
+        opened: the prompt ended inside a block of reasoning; one value, or one a row.
+        max_length: ids after so many are cut away.
+        attention_mask: [N, T], 1 where an id is real. Without it padding is found by id and
+            position: runs of the padding id at either end, or what follows the first stop. It is
+            needed to tell a sampled end token from padding where both are the same id.
+        out_of_range: what an id outside the vocabulary does: "error", or "mark" it with U+FFFD.
+
+    Returns:
+        One `Completion` a row.
+
+    Raises:
+        TypeError: something that is no row of ids, with its place.
+        ValueError: an id outside the vocabulary, with row and position; a mask of another shape.
+
+    Example:
+        >>> class Tokenizer:  # any object that decodes
+        ...     eos_token_id = 0
+        ...     def decode(self, ids):
+        ...         return "".join("#abc"[i] for i in ids)
+        >>> done = decode_completions([[1, 2, 0, 0], [3, 3]], Tokenizer())
+        >>> [(c.ids, c.text, c.finish_reason) for c in done]
+        [([1, 2, 0], 'ab', 'stop'), ([3, 3], 'cc', 'length')]
+    """
+    vocabulary = Vocabulary(tokenizer)
+    stops = tuple(collect_stop_ids(tokenizer) if stop_ids is None else stop_ids)
+    rows = _unpadded(to_rows(ids), attention_mask, vocabulary.pad_id, stops)
+    cuts = [cut_at_stop(row, stops, max_length=max_length) for row in rows]
+    choice = _choose_format(format, tokenizer)
+    reader = TextReader(vocabulary, _kept_tokens(choice), out_of_range)
+    texts = reader.read(cuts, collect_stop_strings(extra=stop_strings))
+    completions = []
+    for read, is_open in zip(texts, per_row(opened, len(rows), "opened"), strict=True):
+        split = split_reasoning(read.text, format=choice, opened=bool(is_open))
+        completions.append(
+            Completion(read.ids, read.raw_text, read.text, *split, finish_reason=read.reason)
+        )
+    return completions
+
+
+def decode_and_strip_padding(
+    inputs: Any,
+    tokenizer: Any,
+    *,
+    incomplete: Literal["empty", "keep", "error"] = "empty",
+    format: str | ReasoningFormat | None = "auto",
+    opened: bool | Sequence[bool] = False,
+    stop_ids: Iterable[int] | None = None,
+    stop_strings: Iterable[str] | str = (),
+    attention_mask: Any = None,
+    out_of_range: Literal["error", "mark"] = "error",
+) -> list[str]:
+    """Decode rows of ids to the answers in them.
+
+    Padding goes by id and position, never by its spelling in the text. A completed block of
+    reasoning is removed and the answer after it returned; a text with no block is returned whole.
+    For prompts, which hold end-of-turn tokens in their middle, pass ``stop_ids=(), format=None``.
+
+    Args:
+        inputs: ids, [N, T] or N rows of any lengths, padded on either side or not.
+        tokenizer: their tokenizer or processor.
+        incomplete: what a row gives whose block is opened and never closed: "empty" (""), "keep"
+            (its text, markers in it), or "error".
+        format: as in `decode_completions`, like everything below.
+        opened: one value, or one a row.
+        stop_ids: ids that end a row; what follows the first is not shown.
+        stop_strings: texts that end a row.
+        attention_mask: [N, T], 1 where an id is real.
+        out_of_range: "error" or "mark".
+
+    Returns:
+        One string a row, without special tokens.
+
+    Raises:
+        ValueError: an incomplete row with ``incomplete="error"``; else as `decode_completions`.
+
+    Example:
+        >>> class Tokenizer:
+        ...     pad_token_id = eos_token_id = 0
+        ...     def decode(self, ids):
+        ...         return "".join(["", "<think>", "a", "</think>", "b"][i] for i in ids)
+        >>> padded = [[1, 2, 3, 4, 0], [1, 2, 0, 0, 0], [4, 0, 0, 0, 0]]
+        >>> decode_and_strip_padding(padded, Tokenizer())
+        ['b', '', 'b']
+    """
+    if incomplete not in ("empty", "keep", "error"):
+        raise ValueError(f"incomplete={incomplete!r}: choose 'empty', 'keep' or 'error'")
+    rows = to_rows(inputs)
+    if attention_mask is None:
+        rows = [_without_left_padding(row, Vocabulary(tokenizer).pad_id) for row in rows]
+    completions = decode_completions(
+        rows,
+        tokenizer,
+        stop_ids=stop_ids,
+        stop_strings=stop_strings,
+        format=format,
+        opened=opened,
+        attention_mask=attention_mask,
+        out_of_range=out_of_range,
+    )
+    return [_answer(completion, row, incomplete) for row, completion in enumerate(completions)]
+
+
+def _answer(completion: Completion, row: int, incomplete: str) -> str:
+    if completion.state != "incomplete":
+        return completion.answer
+    if incomplete == "error":
+        raise ValueError(
+            f"row {row} opens a block of reasoning and never closes it: "
+            f"...{completion.text[-60:]!r}; raise the length limit, or pass incomplete='empty'"
+        )
+    return completion.text if incomplete == "keep" else ""
+
+
+def _choose_format(
+    format: str | ReasoningFormat | None, tokenizer: Any
+) -> ReasoningFormat | str | None:
+    """The row asked for; for "auto" the tokenizer's row, or "auto" to look at each text."""
+    if format == "auto":
+        return detect_format(tokenizer) or "auto"
+    return resolve_format(format)
+
+
+def _kept_tokens(choice: ReasoningFormat | str | None) -> set[str]:
+    """Tokens that survive until the split, special or not."""
+    if choice is None:
+        return set()
+    rows = [choice] if isinstance(choice, ReasoningFormat) else list(FORMATS.values())
+    return {token for row in rows for token in (*row.tokens, *row.markers)}
+
+
+def _unpadded(
+    rows: list[list[int]], attention_mask: Any, pad_id: int | None, stops: Sequence[int]
+) -> list[list[int]]:
+    if attention_mask is not None:
+        return _masked(rows, to_rows(attention_mask))
+    if pad_id is None or pad_id in stops:  # padding then is what follows the first stop
+        return rows
+    return [_without_right_padding(_without_left_padding(row, pad_id), pad_id) for row in rows]
+
+
+def _masked(rows: list[list[int]], masks: list[list[int]]) -> list[list[int]]:
+    sizes, mask_sizes = [len(row) for row in rows], [len(mask) for mask in masks]
+    if sizes != mask_sizes:
+        raise ValueError(
+            f"attention_mask has rows of lengths {mask_sizes[:8]}, the ids {sizes[:8]}; "
+            "give a mask of the ids' shape"
+        )
+    return [
+        [i for i, real in zip(row, mask, strict=True) if real]
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+
+
+def _without_left_padding(row: list[int], pad_id: int | None) -> list[int]:
+    """Drop a leading run of padding, unless it is all there is."""
+    if not row or row[0] != pad_id:
+        return row
+    start = next((place for place, i in enumerate(row) if i != pad_id), None)
+    return row if start is None else row[start:]
+
+
+def _without_right_padding(row: list[int], pad_id: int) -> list[int]:
+    end = len(row)
+    while end and row[end - 1] == pad_id:
+        end -= 1
+    return row[:end]
