@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,9 @@ from rl_ops.masked import require_finite, zero_masked
 
 __all__ = ["bounded_exp", "kl_estimate"]
 
-# exp is followed exactly up to here and by its tangent beyond: finite in float32 with room to square and sum
-# gradients, and the slope keeps its sign. No honest log-ratio of one token reaches 40 nats.
+# exp is followed exactly up to here and by its tangent beyond: finite in float32 with room to
+# square and sum gradients, and the slope keeps its sign. No honest log-ratio of one token reaches
+# 40 nats.
 EXP_LINEAR_FROM = 40.0
 
 
@@ -22,7 +25,9 @@ def bounded_exp(x: Tensor) -> Tensor:
         tensor(True)
     """
     capped = x.clamp(max=EXP_LINEAR_FROM)
-    return torch.exp(capped) + (x - capped) * float(torch.exp(torch.tensor(EXP_LINEAR_FROM)))
+    slope = math.exp(EXP_LINEAR_FROM)
+    # A sum of both branches would lose the gradient: -slope + exp(x) + slope is 0 in float32.
+    return torch.where(x > EXP_LINEAR_FROM, slope * (1 + x - EXP_LINEAR_FROM), torch.exp(capped))
 
 
 def kl_estimate(
