@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class BaseConfig(TrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.fp16 and computes_in_bf16(use_cpu=self.use_cpu)
         super().__post_init__()
+        self.model_init_kwargs = as_mapping("model_init_kwargs", self.model_init_kwargs)
         self._refuse_ignored_options()
 
     def _refuse_ignored_options(self) -> None:
@@ -79,6 +81,25 @@ class BaseConfig(TrainingArguments):
         for name, (is_set, why) in refused.items():
             if is_set:
                 raise ValueError(f"{name}={getattr(self, name)} has no effect here: {why}. Unset it")
+
+
+def as_mapping(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A mapping given as such, as JSON (on the command line), or not at all.
+
+    Raises:
+        ValueError: text that is no JSON object, with the field's name.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}={value!r} is no JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f'{name}={value!r}: write an object, such as {{"key": 1}}')
+    return parsed
 
 
 def computes_in_bf16(*, use_cpu: bool) -> bool:

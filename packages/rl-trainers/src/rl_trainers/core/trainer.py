@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback
 
-from rl_trainers.core.config import BaseConfig
+from rl_trainers.core.config import BaseConfig, as_mapping
 from rl_trainers.core.guards import FiniteGradients
 from rl_trainers.core.metrics import Metrics
 from rl_trainers.core.progress import ProgressLine
@@ -61,7 +61,7 @@ class BaseTrainer(Trainer):
         if processing_class is None:
             processing_class = _tokenizer_of(name)
         if isinstance(model, str):
-            model = load_causal_lm(model, **(args.model_init_kwargs or {}))
+            model = load_causal_lm(model, **as_mapping("model_init_kwargs", args.model_init_kwargs))
         elif args.model_init_kwargs:
             raise ValueError("model_init_kwargs has no effect on a model that is already loaded")
         if peft_config is not None:

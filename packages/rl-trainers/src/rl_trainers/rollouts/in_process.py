@@ -7,6 +7,7 @@ leave the batch.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class InProcessEngine:
         self.stop_ids = tuple(stop_ids)
         self.pad_token_id = pad_token_id
         self.autocast_dtype = autocast_dtype
+        # transformers 5 renames the argument on the way; the new name is used where it is known.
+        named = inspect.signature(type(model).forward).parameters
+        self._cache_argument = "cache" if "cache" in named else "past_key_values"
         self._model = model if autocast_dtype is None else _half_linear_copy(model, autocast_dtype)
 
     def sync_weights(self, model: nn.Module) -> None:
@@ -141,9 +145,9 @@ class InProcessEngine:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: cache},
         )
         cache.batch_repeat_interleave(n)
         rows = len(prompts) * n
@@ -163,8 +167,8 @@ class InProcessEngine:
             input_ids=tokens.unsqueeze(-1),
             attention_mask=running.mask,
             position_ids=running.position.unsqueeze(-1),
-            past_key_values=running.cache,
             use_cache=True,
+            **{self._cache_argument: running.cache},
         )
         running.position = running.position + 1
         return output.logits[:, -1]
