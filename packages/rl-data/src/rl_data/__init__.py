@@ -1,0 +1,31 @@
+"""Rows to tokenised batches with exact masks: chat templates, packing, audit."""
+
+from __future__ import annotations
+
+from ._version import __version__
+from .chat import apply_chat_template, maybe_apply_chat_template
+from .collate import SFTCollator
+from .formats import detect_format, is_conversational, maybe_convert_to_chatml
+from .packing import pack_dataset
+from .prompts import TokenizedPrompt, extract_prompt, maybe_extract_prompt, tokenize_prompt
+from .report import Report
+from .rows import RowError
+from .tokenization import prepare_sft_dataset
+
+__all__ = [
+    "Report",
+    "RowError",
+    "SFTCollator",
+    "TokenizedPrompt",
+    "__version__",
+    "apply_chat_template",
+    "detect_format",
+    "extract_prompt",
+    "is_conversational",
+    "maybe_apply_chat_template",
+    "maybe_convert_to_chatml",
+    "maybe_extract_prompt",
+    "pack_dataset",
+    "prepare_sft_dataset",
+    "tokenize_prompt",
+]

@@ -1,0 +1,82 @@
+"""Rows of token ids to padded tensors; masks come from lengths, never from the value of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _pad(rows: Sequence[Sequence[int]], value: int, width: int) -> Tensor:
+    out = torch.full((len(rows), width), value, dtype=torch.long)
+    for k, row in enumerate(rows):
+        if len(row):
+            out[k, : len(row)] = torch.as_tensor(row, dtype=torch.long)
+    return out
+
+
+def _width(rows: Sequence[Sequence[int]], multiple: int | None) -> int:
+    longest = max((len(row) for row in rows), default=0)
+    return longest if not multiple else -(-longest // multiple) * multiple
+
+
+class SFTCollator:
+    """Right-pads samples or packs for supervised training.
+
+    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask``, all int64 ``[B, T]``.
+    ``attention_mask`` is 1 on real tokens, whatever their id (pad may equal EOS). ``position_ids`` count from 0 in
+    each packed sample, and go on counting through the padding. ``loss_mask`` is 0 on padding and on the first token of
+    every sample, which nothing before it predicts.
+
+    Args:
+        pad_token_id: what padding is filled with.
+        pad_to_multiple_of: round ``T`` up to a multiple of this.
+
+    Example:
+        >>> SFTCollator(0)([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])["attention_mask"].tolist()
+        [[1, 1, 1], [1, 1, 0]]
+    """
+
+    def __init__(self, pad_token_id: int, pad_to_multiple_of: int | None = None) -> None:
+        self.pad_token_id = pad_token_id
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        ids = [row["input_ids"] for row in rows]
+        width = _width(ids, self.pad_to_multiple_of)
+        positions = [_positions(row) for row in rows]
+        masks = [_loss_mask(row) for row in rows]
+        position_ids = _pad(positions, 0, width)
+        for k, row in enumerate(positions):
+            # Going on counting keeps the padding from looking like further packed samples.
+            begin = (int(row[-1]) + 1) if len(row) else 0
+            position_ids[k, len(row) :] = torch.arange(begin, begin + width - len(row))
+        loss_mask = _pad(masks, 0, width)
+        loss_mask[position_ids == 0] = 0
+        return {
+            "input_ids": _pad(ids, self.pad_token_id, width),
+            "attention_mask": _pad([[1] * len(row) for row in ids], 0, width),
+            "position_ids": position_ids,
+            "loss_mask": loss_mask,
+        }
+
+
+def _positions(row: Mapping[str, Any]) -> Sequence[int]:
+    positions = row.get("position_ids")
+    return range(len(row["input_ids"])) if positions is None else positions
+
+
+def _loss_mask(row: Mapping[str, Any]) -> Sequence[int]:
+    """The row's own mask, or the one its labels imply, or every token."""
+    for name in ("loss_mask", "labels"):
+        values = row.get(name)
+        if values is None:
+            continue
+        if len(values) != len(row["input_ids"]):
+            raise ValueError(
+                f"{name} has {len(values)} entries for {len(row['input_ids'])} input_ids: want one each"
+            )
+        return [int(v != -100) for v in values] if name == "labels" else values
+    return [1] * len(row["input_ids"])
