@@ -20,16 +20,21 @@ def version_in_source(module: str) -> str:
     return version
 
 
+def is_shipped(path: Path) -> bool:
+    """Whether a file below a package's source folder belongs in its wheel."""
+    return path.is_file() and "__pycache__" not in path.parts
+
+
 def wheel_faults(wheel: Path) -> list[str]:
     """What is wrong with a wheel, in words; an empty list if nothing is."""
     module, version = wheel.name.split("-")[:2]
     info = f"{module}-{version}.dist-info"
     source = PACKAGES / module.replace("_", "-") / "src"
-    wanted = {str(p.relative_to(source)) for p in source.rglob("*.py")} | {f"{module}/py.typed"}
+    wanted = {str(p.relative_to(source)) for p in source.rglob("*") if is_shipped(p)}
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
-    faults = [f"{name} is missing" for name in sorted(wanted - held)]
+    faults = [f"{name} is missing" for name in sorted((wanted | {f"{module}/py.typed"}) - held)]
     faults += [
         f"{name} does not belong in a wheel"
         for name in sorted(held)
