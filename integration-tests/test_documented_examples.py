@@ -49,8 +49,8 @@ def working_folder(tmp_path, monkeypatch, tiny_model_folder):
         ],
     )
     (tmp_path / "rewards.py").write_text(
-        "def right_answer(completions, answer, **kwargs):\n"
-        "    return [float(c[0]['content'].strip() == a) for c, a in zip(completions, answer)]\n"
+        "def right_answer(answers, answer, **kwargs):\n"
+        "    return [float(said.strip() == right) for said, right in zip(answers, answer)]\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -94,7 +94,7 @@ def test_no_private_name_of_a_dependency_is_used(package):
                 names = [node.attr]
             elif isinstance(node, ast.Import):
                 names = [p for a in node.names if not ours(a.name) for p in a.name.split(".")]
-            elif isinstance(node, ast.ImportFrom) and node.module and not ours(node.module):
+            elif isinstance(node, ast.ImportFrom) and not node.level and not ours(node.module):
                 names = [*node.module.split("."), *(a.name for a in node.names)]
             used += [f"{source.where}:{node.lineno} {name}" for name in names if is_private(name)]
     assert not used
