@@ -9,7 +9,7 @@ from typing import Any
 
 from .formats import is_conversational, is_message_list
 from .nulls import clean_tools, drop_filled_nulls
-from .turns import ChatRenderer, Rendering
+from .renderer import ChatRenderer, Rendering
 
 MESSAGE_FLAGS = ("train",)
 

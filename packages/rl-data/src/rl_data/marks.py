@@ -1,19 +1,19 @@
 """Invisible marks around the values of messages, to find where a template writes each of them.
 
 A chat template is a program; the only exact way to learn where it puts a message is to let it print one that
-can be recognised. Every text of message ``i`` is wrapped in two private-use characters that carry ``i``; the
-marked rendering without its marks must equal the plain rendering, else the marks are not used.
+can be recognised. Every text of the messages is wrapped in two private-use characters of its own; the marked
+rendering without its marks must equal the plain rendering, else the marks are not used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 FIRST = 0x100000
 LAST = 0x10FFEF
-MOST_MESSAGES = (LAST - FIRST) // 2
+MOST_TEXTS = (LAST - FIRST) // 2
 GENERATION_START = "\U0010fff0"
 GENERATION_END = "\U0010fff1"
 _MARKS = re.compile("[\U00100000-\U0010fffd]")
@@ -24,10 +24,16 @@ Level = Literal["both", "end", "none"]
 
 
 class Mark(NamedTuple):
-    """A mark found in a rendering: its place in the text without marks, its message, and its side."""
+    """A mark found in a rendering.
+
+    Attributes:
+        position: its place in the text without marks.
+        text: number of the text that it stands beside.
+        opens: whether it stands before that text, or after it.
+    """
 
     position: int
-    message: int
+    text: int
     opens: bool
 
 
@@ -44,36 +50,46 @@ def has_marks(text: str) -> bool:
     return _MARKS.search(text) is not None
 
 
-def mark_message(message: Mapping[str, Any], index: int, level: Level) -> dict[str, Any]:
-    """Wrap every text that a template may print from a message."""
-    if level == "none":
-        return dict(message)
-    left = chr(FIRST + 2 * index) if level == "both" else ""
-    right = chr(FIRST + 2 * index + 1)
-    marked = dict(message)
-    for key in TEXT_KEYS:
-        if key in marked:
-            marked[key] = _mark_content(marked[key], left, right)
-    if isinstance(marked.get("tool_calls"), (list, tuple)):
-        marked["tool_calls"] = [_mark_call(call, left, right) for call in marked["tool_calls"]]
-    return marked
+class Marker:
+    """Hands out marks, and remembers which message each marked text belongs to."""
+
+    def __init__(self) -> None:
+        self.owners: list[int] = []
+
+    def message(self, message: Mapping[str, Any], index: int, level: Level) -> dict[str, Any]:
+        """A copy of message ``index`` in which every text that a template may print is marked."""
+        marked = dict(message)
+        if level == "none":
+            return marked
+
+        def mark(text: str) -> str:
+            return self._text(text, index, both=level == "both")
+
+        for key in TEXT_KEYS:
+            if key in marked:
+                marked[key] = _mark_content(marked[key], mark)
+        if isinstance(marked.get("tool_calls"), (list, tuple)):
+            marked["tool_calls"] = [_mark_call(call, mark) for call in marked["tool_calls"]]
+        return marked
+
+    def _text(self, text: str, index: int, *, both: bool) -> str:
+        # Inside the outer white space, so that a template that trims still trims.
+        core = text.strip()
+        if not core or len(self.owners) >= MOST_TEXTS:
+            return text
+        code = FIRST + 2 * len(self.owners)
+        self.owners.append(index)
+        start = text.index(core[0])
+        left = chr(code) if both else ""
+        return text[:start] + left + core + chr(code + 1) + text[start + len(core) :]
 
 
-def _mark_text(text: str, left: str, right: str) -> str:
-    # Inside the outer white space, so that a template that trims still trims.
-    core = text.strip()
-    if not core:
-        return text
-    start = text.index(core[0])
-    return text[:start] + left + core + right + text[start + len(core) :]
-
-
-def _mark_content(content: Any, left: str, right: str) -> Any:
+def _mark_content(content: Any, mark: Callable[[str], str]) -> Any:
     if isinstance(content, str):
-        return _mark_text(content, left, right)
+        return mark(content)
     if isinstance(content, (list, tuple)):
         return [
-            {**part, "text": _mark_text(part["text"], left, right)}
+            {**part, "text": mark(part["text"])}
             if isinstance(part, Mapping) and isinstance(part.get("text"), str)
             else part
             for part in content
@@ -81,25 +97,25 @@ def _mark_content(content: Any, left: str, right: str) -> Any:
     return content
 
 
-def _mark_call(call: Any, left: str, right: str) -> Any:
+def _mark_call(call: Any, mark: Callable[[str], str]) -> Any:
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _mark_call(call["function"], left, right)}
+        return {**call, "function": _mark_call(call["function"], mark)}
     marked = dict(call)
     for key in ("name", "arguments"):
         if key in marked:
-            marked[key] = _mark_leaves(marked[key], left, right)
+            marked[key] = _mark_leaves(marked[key], mark)
     return marked
 
 
-def _mark_leaves(value: Any, left: str, right: str) -> Any:
+def _mark_leaves(value: Any, mark: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return _mark_text(value, left, right)
+        return mark(value)
     if isinstance(value, Mapping):
-        return {key: _mark_leaves(item, left, right) for key, item in value.items()}
+        return {key: _mark_leaves(item, mark) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mark_leaves(item, left, right) for item in value]
+        return [_mark_leaves(item, mark) for item in value]
     return value
 
 

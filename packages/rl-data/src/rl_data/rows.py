@@ -9,7 +9,7 @@ from typing import Any
 from .chat import clean_messages, renderer, renderer_key
 from .encoding import Encoded, Encoder, Span, common_prefix_length
 from .formats import detect_format, is_message_list, maybe_convert_to_chatml
-from .turns import ChatRenderer, Rendering
+from .renderer import ChatRenderer, Rendering
 
 
 @dataclass

@@ -1,0 +1,244 @@
+"""Renders conversations and says where in the text each message, turn and spelled control token stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from .encoding import Encoder, Span, common_prefix_length
+from .marks import (
+    Level,
+    Marked,
+    Marker,
+    has_marks,
+    read_marks,
+    texts_of,
+    with_printed_generation_tags,
+)
+from .turns import Marking, Turn, TurnFinder
+
+Messages = Sequence[Mapping[str, Any]]
+CACHE_SIZE = 4096
+
+
+class Rendering(NamedTuple):
+    """A rendered conversation and what stands where in it.
+
+    Attributes:
+        text: the rendering.
+        turns: the assistant's turns that were found.
+        contents: for each message, the ranges of its own texts.
+        plain: ranges in which a message spells a control token that is ordinary text.
+        unlocated: assistant messages that could not be found in the text.
+        tail_start: where the text after the last message's own text begins.
+    """
+
+    text: str
+    turns: list[Turn]
+    contents: dict[int, list[Span]]
+    plain: list[Span]
+    unlocated: list[int]
+    tail_start: int
+
+
+class ChatRenderer:
+    """Renders conversations with one tokenizer, one set of tools and one set of template options.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        tools: tools offered to the model, as the template takes them.
+        options: further variables of the template.
+        control_tokens: "user" keeps control tokens spelled in messages as text, except in the assistant's;
+            "all" in the assistant's too; "encode" lets the tokenizer take them for the real ones.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        control_tokens: str = "user",
+    ) -> None:
+        if control_tokens not in ("user", "all", "encode"):
+            raise ValueError(f"control_tokens={control_tokens!r}: want 'user', 'all' or 'encode'")
+        self.tokenizer = tokenizer
+        self.tools = list(tools) if tools else None
+        self.options = dict(options or {})
+        self.control_tokens = control_tokens
+        self.encoder = Encoder.of(tokenizer)
+        template = self.options.get("chat_template")
+        self.template: str = tokenizer.get_chat_template(template, self.tools)
+        self.options.pop("chat_template", None)
+        self.tagged_template = with_printed_generation_tags(self.template)
+        spelled = sorted(self.encoder.control_tokens, key=len, reverse=True)
+        self.control = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self._offsets: dict[tuple[Any, ...], int] = {}
+
+    def render(
+        self, messages: Messages, *, prompt: bool = False, go_on: bool = False, tagged: bool = False
+    ) -> str:
+        """The plain rendering; ``prompt`` adds the generation prompt, ``go_on`` leaves the last turn open."""
+        return self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=self.tools,
+            tokenize=False,
+            add_generation_prompt=prompt,
+            continue_final_message=go_on,
+            chat_template=self.tagged_template if tagged else self.template,
+            **self.options,
+        )
+
+    def locate(self, messages: Messages, *, headers: bool = False) -> Rendering:
+        """Render a whole conversation and find the assistant's turns in it."""
+        plain = self.render(messages)
+        marking = self._mark(messages, plain)
+        contents = _content_spans(marking)
+        spelled = self._spelled_controls(messages, plain, contents)
+        finder = TurnFinder(self, messages, marking, headers=headers)
+        turns, unlocated = [], []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                turn = finder.find(index)
+                if turn is None:
+                    unlocated.append(index)
+                else:
+                    turns.append(turn)
+        return Rendering(plain, turns, contents, spelled, unlocated, _tail_start(marking.found))
+
+    def locate_prompt(self, messages: Messages) -> Rendering:
+        """Render a prompt with its generation prompt, or left open if the assistant speaks last."""
+        go_on = messages[-1]["role"] == "assistant"
+        plain = self.render(messages, prompt=not go_on, go_on=go_on)
+        marking = self._mark(messages, plain, prompt=not go_on, go_on=go_on)
+        contents = _content_spans(marking)
+        spelled = self._spelled_controls(messages, plain, contents)
+        return Rendering(plain, [], contents, spelled, [], _tail_start(marking.found))
+
+    def _mark(self, messages: Messages, plain: str, **how: bool) -> Marking:
+        """The most telling marks that leave the rendering as it is."""
+        count = len(messages)
+        attempts: list[Callable[[], list[Level]]] = [
+            lambda: ["both"] * count,
+            lambda: ["end" if m["role"] == "assistant" else "both" for m in messages],
+            lambda: self._levels_one_by_one(messages, plain, **how),
+            lambda: ["none"] * count,
+        ]
+        for levels in attempts if not has_marks(plain) else []:
+            marking = self._try(messages, levels(), plain, **how)
+            if marking is not None:
+                return marking
+        return Marking([dict(m) for m in messages], [], Marked(plain, [], []))
+
+    def _levels_one_by_one(self, messages: Messages, plain: str, **how: bool) -> list[Level]:
+        chosen: list[Level] = ["none"] * len(messages)
+        for index in range(len(messages)):
+            levels: tuple[Level, ...] = ("both", "end")
+            for level in levels:
+                trial = [*chosen[:index], level, *chosen[index + 1 :]]
+                if self._try(messages, trial, plain, **how) is not None:
+                    chosen = trial
+                    break
+        return chosen
+
+    def _try(
+        self, messages: Messages, levels: Sequence[Level], plain: str, **how: bool
+    ) -> Marking | None:
+        marker = Marker()
+        marked = [
+            marker.message(m, i, level)
+            for i, (m, level) in enumerate(zip(messages, levels, strict=True))
+        ]
+        try:
+            rendered = self.render(
+                marked, tagged=self.tagged_template is not None and not how, **how
+            )
+        except (
+            Exception
+        ):  # a template may raise anything on a marked value; the plain one did render
+            return None
+        found = read_marks(rendered)
+        return Marking(marked, marker.owners, found) if found.text == plain else None
+
+    def _spelled_controls(
+        self, messages: Messages, text: str, contents: Mapping[int, list[Span]]
+    ) -> list[Span]:
+        if self.control_tokens == "encode" or not self.control.search(texts_of(messages)):
+            return []
+        spans: list[Span] = []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant" and self.control_tokens != "all":
+                continue
+            written = self.control.search(
+                texts_of([{k: v for k, v in message.items() if k != "role"}])
+            )
+            if written is None:
+                continue
+            found = [
+                (start + m.start(), start + m.end())
+                for start, end in contents.get(index, [])
+                for m in self.control.finditer(text[start:end])
+            ]
+            if not contents.get(index) and written.group() in text:
+                raise ValueError(
+                    f"message {index} ({message['role']}) spells the control token {written.group()!r} and this "
+                    "template rewrites the message, so it cannot be kept apart from a real one; remove it "
+                    "from the text or pass control_tokens='encode'"
+                )
+            spans += found
+        return sorted(set(spans))
+
+    def starting_token(self, text: str) -> str | None:
+        """The control token that a text begins with."""
+        found = self.control.match(text)
+        return found.group() if found else None
+
+    @cached_property
+    def generation_prompt(self) -> str:
+        """What the template adds for generation, seen on a conversation of one user message."""
+        dummy = {"role": "user", "content": "x"}
+        try:
+            with_prompt = self.render([dummy], prompt=True)
+            without = self.render([dummy])
+        except Exception:  # a template that refuses this conversation says nothing about its prompt
+            return ""
+        return with_prompt[common_prefix_length(with_prompt, without) :]
+
+    @cached_property
+    def ends_turns(self) -> bool:
+        """Whether the template writes anything after the assistant's text when it speaks last."""
+        dummy = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        try:
+            rendered = self.render(dummy)
+        except Exception:  # as above
+            return True
+        return not rendered.endswith("y")
+
+    def remember(self, key: tuple[Any, ...], compute: Callable[[], int | None]) -> int | None:
+        """An offset within fixed text of the template, computed once for each such text."""
+        known = self._offsets.get(key)
+        if known is None:
+            known = compute()
+            if known is not None:
+                if len(self._offsets) >= CACHE_SIZE:
+                    self._offsets.clear()
+                self._offsets[key] = known
+        return known
+
+
+def _content_spans(marking: Marking) -> dict[int, list[Span]]:
+    opened: dict[int, int] = {}
+    spans: dict[int, list[Span]] = {}
+    for mark in marking.found.marks:
+        if mark.opens:
+            opened[mark.text] = mark.position
+        elif mark.text in opened:
+            span = (opened.pop(mark.text), mark.position)
+            spans.setdefault(marking.owners[mark.text], []).append(span)
+    return spans
+
+
+def _tail_start(found: Marked) -> int:
+    return found.marks[-1].position if found.marks else 0
