@@ -17,9 +17,9 @@ class SequenceBatch:
         input_ids: `[B, T]` token ids.
         score_mask: `[B, T]`, True where `log p(token | earlier tokens of its sample)` is wanted.
         attention_mask: `[B, T]`, 0 at padding; None when no position is padding.
-        position_ids: `[B, T]`, the place of each token in its own sample, starting at 0. A row whose
-            positions start again at 0 holds several packed samples, which do not see each other.
-            None: counted from the attention mask, one sample a row.
+        position_ids: `[B, T]`, the place of each token in its own sample, starting at 0. A row
+            whose positions start again at 0 holds several packed samples, which do not see each
+            other. None: counted from the attention mask, one sample a row.
 
     Raises:
         ValueError: shapes differ, a padded position is to be scored, or the first token of a sample
@@ -41,8 +41,8 @@ class SequenceBatch:
             value = getattr(self, name)
             if value is not None and value.shape != self.input_ids.shape:
                 raise ValueError(
-                    f"{name} has shape {list(value.shape)}, input_ids {list(self.input_ids.shape)}; "
-                    "give every tensor of the batch one [B, T]"
+                    f"{name} has shape {list(value.shape)}, "
+                    f"input_ids {list(self.input_ids.shape)}; give all of them one [B, T]"
                 )
         scored = self.score_mask.bool()
         object.__setattr__(self, "score_mask", scored)
@@ -52,7 +52,8 @@ class SequenceBatch:
             )
         if bool((scored & (self.positions() == 0)).any()):
             raise ValueError(
-                "score_mask marks the first token of a sample, which nothing predicts; set it to 0 there"
+                "score_mask marks the first token of a sample, which nothing predicts; "
+                "set it to 0 there"
             )
 
     def positions(self) -> Tensor:
@@ -80,9 +81,11 @@ class SequenceBatch:
         return self.attention_mask.bool()
 
     def rows(self, index: Tensor) -> SequenceBatch:
-        """The rows `index` as a batch of their own."""
+        """The rows `index` as a batch of their own, without columns that are padding in all."""
+        used = self.attended()[index].any(0).nonzero()
+        width = int(used.max()) + 1 if len(used) else 0
         picked = {
-            name: None if (value := getattr(self, name)) is None else value[index]
+            name: None if (value := getattr(self, name)) is None else value[index, :width]
             for name in ("input_ids", "score_mask", "attention_mask", "position_ids")
         }
         return SequenceBatch(**picked)
@@ -91,7 +94,7 @@ class SequenceBatch:
         """Every sample in a row of its own, padded on the right, and where each token went.
 
         The second value is the pair (row, place) `[M]` of each attended token, in the order of
-        `attended()`: values of the samples go back to this batch by `full[attended] = values[pair]`.
+        `attended()`: the samples' values go back by `full[attended] = values[pair]`.
         """
         attended = self.attended()
         positions = self.positions()[attended]
@@ -190,7 +193,7 @@ class CompletionBatch:
         pad_token_id: int = 0,
         device: torch.device | str | None = None,
     ) -> CompletionBatch:
-        """Build a batch from lists of ids; `pad_token_id` may be a real token too, it is never read."""
+        """A batch from lists of ids; `pad_token_id` may be a real token too, it is never read."""
         completion_ids, completion_lengths = _padded(completions, pad_token_id, left=False)
         prompt_ids, prompt_lengths = _padded(prompts, pad_token_id, left=True)
         mask = None if score_mask is None else _padded(score_mask, 0, left=False)[0].bool()
@@ -222,7 +225,7 @@ class CompletionBatch:
         return self.real() if self.score_mask is None else self.score_mask.bool()
 
     def rows(self, index: Tensor) -> CompletionBatch:
-        """The completions `index` with the prompts they continue, nothing else, cut to their lengths."""
+        """The completions `index` with the prompts they continue, cut to their lengths."""
         used, prompt_index = torch.unique(self.prompt_index[index], return_inverse=True)
         prompt_lengths, lengths = self.prompt_lengths[used], self.completion_lengths[index]
         prompt_width = int(prompt_lengths.max()) if len(used) else 0
@@ -251,6 +254,15 @@ class CompletionBatch:
         scored = torch.cat([blank, self.scored()], 1).gather(1, source)
         attended = steps < lengths
         return SequenceBatch(ids.gather(1, source), scored & attended, attended.long())
+
+
+def by_length(batch: SequenceBatch | CompletionBatch) -> Tensor:
+    """The rows' order by length; completions of one prompt stay side by side."""
+    if isinstance(batch, SequenceBatch):
+        return batch.attended().sum(-1).argsort(stable=True)
+    order = batch.completion_lengths.argsort(stable=True)
+    order = order[batch.prompt_index[order].argsort(stable=True)]
+    return order[batch.prompt_lengths[batch.prompt_index[order]].argsort(stable=True)]
 
 
 def _padded(rows: Sequence[Sequence[int]], value: int, *, left: bool) -> tuple[Tensor, Tensor]:

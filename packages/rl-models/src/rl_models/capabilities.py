@@ -1,7 +1,8 @@
-"""What a model can do, found out by trying it once on a few tokens rather than from a list of names."""
+"""What a model can do, found out by trying it once on a few tokens, not from a list of names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_models.batch import CompletionBatch
 from rl_models.decoder import accepts, completion_states, run_decoder
-from rl_models.heads import Head, decoder_of, short_probe, vocabulary, working_dtype
+from rl_models.heads import Head, decoder_of, short_probe, working_dtype
 
 _shares: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -19,10 +20,8 @@ _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def why_not_shared(model: Any, head: Head | None) -> str | None:
+def why_not_shared(model: Any, head: Head) -> str | None:
     """Why this model cannot continue from a prompt's cache with gradients, or None when it can."""
-    if head is None:
-        return "its head was not recognised"
     if model.training and _recomputes(model):
         return "gradient checkpointing forbids a cache"
     if model not in _shares:
@@ -44,32 +43,64 @@ def _try_sharing(model: Any, decoder: nn.Module) -> str:
     scaling = getattr(model.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in _LENGTH_DEPENDENT:
         return f"its {scaling['rope_type']} rotary scaling depends on the length of the row"
-    ids = [token % vocabulary(model) for token in range(1, 12)]
-    prompts, completions = [ids[:3], ids[3:5]], [ids[5:8], ids[8:10], ids[10:11]]
+    prompts, completions = [[1, 2, 3], [4, 5]], [[6, 7, 8], [9, 10], [11]]
     batch = CompletionBatch.from_ids(prompts, completions, [0, 1, 1]).to(_device(model))
+    rows = batch.as_sequences()
+    last = batch.prompt_lengths[batch.prompt_index] - 1
+    place = last[:, None] + torch.arange(3, device=last.device)
+
+    def whole() -> Tensor:
+        mask = torch.ones_like(rows.input_ids)
+        states = run_decoder(decoder, rows.input_ids, mask, rows.positions())
+        return states[torch.arange(3, device=last.device)[:, None], place][batch.real()]
+
     with short_probe(model, exact=True):
-        rows = batch.as_sequences()
-        plain = run_decoder(decoder, rows.input_ids, None, rows.positions())
+        wanted = _states_and_gradient(model, whole)
         try:
-            shared = completion_states(decoder, batch)
+            shared = _states_and_gradient(
+                model, lambda: completion_states(decoder, batch)[batch.real()]
+            )
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             first = (str(error).splitlines() or [""])[0]
             return f"it cannot continue from a prompt's cache ({type(error).__name__}: {first})"
-        place = batch.prompt_lengths[batch.prompt_index] - 1
-        wanted = plain[torch.arange(3)[:, None], place[:, None] + torch.arange(3)][batch.real()]
-        if not _same(model, shared[batch.real()], wanted):
-            return "continuing from a prompt's cache gives it other states than the whole row does"
-    return ""
+    if all(_same(model, mine, other) for mine, other in zip(shared, wanted, strict=True)):
+        return ""
+    return "a completion that continues from a prompt's cache comes out otherwise than in one row"
+
+
+def _states_and_gradient(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """States of a run, and the gradient of a mixture of them with regard to each token's embedding.
+
+    The gradient is asked of the embeddings' outputs, so no weight gets one, frozen or not.
+    """
+    embedded: list[tuple[Tensor, Tensor]] = []
+
+    def catch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        output = output.detach().requires_grad_()
+        embedded.append((args[0], output))
+        return output
+
+    hook = model.get_input_embeddings().register_forward_hook(catch)
+    try:
+        with torch.enable_grad():
+            states = run().float()
+            mixture = torch.arange(states.numel(), device=states.device).cos().view_as(states)
+            gradients = torch.autograd.grad((states * mixture).sum(), [x for _, x in embedded])
+    finally:
+        hook.remove()
+    tokens = torch.cat([ids.flatten() for ids, _ in embedded])
+    flat = torch.cat([gradient.flatten(0, 1).float() for gradient in gradients])
+    return states.detach(), flat.new_zeros(12, flat.shape[1]).index_add(0, tokens, flat)
 
 
 def _try_packing(model: Any, decoder: nn.Module) -> bool:
     if not accepts(decoder, "position_ids"):
         return False
-    ids = torch.arange(1, 7, device=_device(model))[None] % vocabulary(model)
+    ids = torch.arange(1, 7, device=_device(model))[None]
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=ids.device)
     with short_probe(model, exact=True):
         packed = run_decoder(decoder, ids, None, positions)
-        alone = run_decoder(decoder, ids[:, 3:], None, positions[:, 3:])
+        alone = run_decoder(decoder, ids[:, 3:], torch.ones_like(ids[:, 3:]), positions[:, 3:])
     return _same(model, packed[:, 3:], alone)
 
 

@@ -1,4 +1,4 @@
-"""Finding a model's decoder and language-model head, and proving that they give the model's logits."""
+"""Finding a model's decoder and head, and proving that they give the model's own logits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         if model.active_peft_config.is_prompt_learning:
             raise ValueError(
-                "the active adapter puts virtual tokens before the prompt, which explicit positions "
-                "rule out; use a LoRA-like adapter"
+                "the active adapter puts virtual tokens before the prompt, which shifts every "
+                "position; use a LoRA-like adapter"
             )
         model = model.get_base_model()
     return model
@@ -96,7 +96,7 @@ def _prove_head(model: nn.Module) -> Head | str:
     if output is None:
         return "it names no output embedding"
     with short_probe(model):
-        ids = torch.arange(4, device=next(model.parameters()).device)[None] % vocabulary(model)
+        ids = torch.arange(1, 5, device=next(model.parameters()).device)[None]
         logits = model(input_ids=ids, use_cache=False).logits.float()
         eps = torch.finfo(working_dtype(model, ids.device.type)).eps
         tolerance = min(64 * eps, 2e-2) * float(logits.abs().max())

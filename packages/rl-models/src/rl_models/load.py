@@ -1,4 +1,4 @@
-"""Loading models and tokenizers: Hub name, folder or GGUF file; never a pickle, one clear error each."""
+"""Loading models and tokenizers: Hub name, folder or GGUF file; one clear error each, no pickle."""
 
 from __future__ import annotations
 
@@ -58,13 +58,12 @@ def load_causal_lm(
     """
     path = _local_path(name_or_path)
     arguments: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    for name, value in (
-        ("attn_implementation", attn_implementation),
-        ("device_map", device_map),
-        ("revision", revision),
-    ):
-        if value is not None:
-            arguments[name] = value
+    optional = {
+        "attn_implementation": attn_implementation,
+        "device_map": device_map,
+        "revision": revision,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
     if (gguf := _gguf_file(path)) is not None:
         source = str(gguf.parent)
         arguments |= _gguf_arguments(gguf, quantization)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rl_models.batch import CompletionBatch, SequenceBatch
+from rl_models.batch import CompletionBatch, SequenceBatch, by_length
 from rl_models.capabilities import keeps_samples_apart, why_not_shared
 from rl_models.decoder import accepts, completion_states, run_decoder
 from rl_models.heads import (
@@ -42,6 +43,7 @@ def score_tokens(
     temperature: float = 1.0,
     return_entropy: bool = False,
     return_hidden: bool = False,
+    micro_batch_size: int | None = None,
 ) -> TokenScores:
     """Score the tokens of a batch, with gradients when they are enabled.
 
@@ -57,10 +59,12 @@ def score_tokens(
         temperature: divides the logits; the one that the tokens were sampled with.
         return_entropy: also return the entropy of each scored position.
         return_hidden: also return the hidden state each scored token was predicted from.
+        micro_batch_size: rows to run at once, sorted by length so that little is padded; without
+            gradients only (with them every part's graph is kept, and nothing would be saved).
 
     Raises:
-        ValueError: the batch does not fit together (see its class), or a temperature that is not
-            above 0.
+        ValueError: the batch does not fit together (see its class), a temperature that is not above
+            0, or a micro_batch_size that is below 1 or comes with gradients.
 
     Example:
         >>> from rl_models.testing import tiny_model
@@ -73,21 +77,56 @@ def score_tokens(
         raise ValueError(
             f"temperature={temperature}: log-probs need one above 0 (greedy is 1.0 here)"
         )
+    if micro_batch_size is not None and (micro_batch_size < 1 or torch.is_grad_enabled()):
+        raise ValueError(
+            f"micro_batch_size={micro_batch_size}: wanted 1 or more, under torch.no_grad(); "
+            "with gradients every part's graph is kept, so split the batch around backward instead"
+        )
     model = unwrap(model)
     head = find_head(model)
     options = {"temperature": temperature, "entropy": return_entropy, "hidden": return_hidden}
-    if isinstance(batch, SequenceBatch):
-        scores = _score_rows(model, head, batch, **options)
-    elif reason := why_not_shared(model, head):
-        say_once(model, f"{reason}; a prompt is computed again for each of its completions")
-        scores = _score_as_rows(model, head, batch, **options)
+    if micro_batch_size is None:
+        scores = _score(model, head, batch, **options)
     else:
-        states = completion_states(decoder_of(model, head), batch)
-        scores = _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
+        chunks = by_length(batch).split(micro_batch_size)
+        parts = [_score(model, head, batch.rows(chunk), **options) for chunk in chunks]
+        scores = _put_together(parts, chunks, batch)
     if not torch.is_grad_enabled():
         # Casts that autocast made without a graph would cut the gradient of a later forward.
         torch.clear_autocast_cache()
     return scores
+
+
+def _score(
+    model: Any, head: Head | None, batch: SequenceBatch | CompletionBatch, **options: Any
+) -> TokenScores:
+    if isinstance(batch, SequenceBatch):
+        return _score_rows(model, head, batch, **options)
+    if head is None or (reason := why_not_shared(model, head)):
+        if head is not None:
+            say_once(model, f"{reason}; a prompt is computed again for each of its completions")
+        return _score_as_rows(model, head, batch, **options)
+    if not len(batch.completion_ids):
+        return TokenScores(batch.completion_ids.float())
+    states = completion_states(decoder_of(model, head), batch)
+    return _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
+
+
+def _put_together(
+    parts: list[TokenScores], chunks: Sequence[Tensor], batch: SequenceBatch | CompletionBatch
+) -> TokenScores:
+    """The parts' rows in the order and width of the whole batch."""
+    shape = (batch.input_ids if isinstance(batch, SequenceBatch) else batch.completion_ids).shape
+    whole: list[Tensor | None] = []
+    for values in zip(*parts, strict=True):
+        if values[0] is None:
+            whole.append(None)
+            continue
+        full = values[0].new_zeros(*shape, *values[0].shape[2:])
+        for chunk, value in zip(chunks, values, strict=True):
+            full[chunk, : value.shape[1]] = value
+        whole.append(full)
+    return TokenScores(*whole)
 
 
 def _score_as_rows(
@@ -124,20 +163,21 @@ def _padded_on_the_right(batch: SequenceBatch) -> bool:
 def _score_causal_rows(
     model: Any, head: Head | None, batch: SequenceBatch, **options: Any
 ) -> TokenScores:
-    """Rows where every real token comes before the padding, or packed ones that attention tells apart.
+    """Rows with all padding on the right, or packed ones that attention tells apart.
 
-    Nothing real can see what comes after it, so no padding mask is passed, and attention takes its
-    fastest form. Packed samples are told apart by their positions; padding is each a sample.
+    Nothing real can see what comes after it, so padding is not masked, and attention takes its
+    fastest form. Packed samples are told apart by their positions, each padding being one too.
     """
     ids = batch.input_ids.masked_fill(~batch.attended(), 0)
-    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    if batch.is_packed():
-        positions = batch.positions() * batch.attended()
+    packed = batch.is_packed()
+    steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    positions = batch.positions() * batch.attended() if packed else steps
     targets, scored = batch.input_ids[:, 1:], batch.score_mask[:, 1:]
     if head is None:
         scores = _score_logits(model, ids, positions, targets, scored, **options)
     else:
-        states = run_decoder(decoder_of(model, head), ids, None, positions)
+        mask = None if packed else torch.ones_like(ids)
+        states = run_decoder(decoder_of(model, head), ids, mask, positions)
         scores = _score_states(model, head, states[:, :-1], targets, scored, **options)
     return TokenScores(*(None if x is None else _one_later(x) for x in scores))
 
@@ -159,11 +199,11 @@ def _score_states(
     hidden: bool,
 ) -> TokenScores:
     """Apply the head where something is scored and put the results back in place."""
-    width = states.shape[1]
-    where = scored[:, :width]
+    width = min(states.shape[1], scored.shape[1])
+    where = scored[:, :width].nonzero(as_tuple=True)
     picked = states[where]
     logps, entropies = head_logps(
-        model, head, picked, ids[:, :width][where], temperature=temperature, entropy=entropy
+        model, head, picked, ids[where], temperature=temperature, entropy=entropy
     )
     return TokenScores(
         _in_place(logps, scored),
