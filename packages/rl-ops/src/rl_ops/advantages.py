@@ -41,19 +41,20 @@ def group_advantages(
 ) -> Tensor:
     """Return ``(reward - mean of its group) / (std + eps)``.
 
-    GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); ``scale="none"`` is Dr. GRPO (Liu et al. 2025,
-    arXiv:2503.20783); ``scale="batch"`` takes one std over all rewards (Hu et al. 2025, arXiv:2508.08221).
+    GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); ``scale="none"`` is Dr. GRPO (Liu et
+    al. 2025, arXiv:2503.20783); ``scale="batch"`` takes one std over all rewards (Hu et al. 2025,
+    arXiv:2508.08221).
 
     Args:
-        rewards: ``[N]``, the rows of a group beside each other. NaN marks a row that could not be scored: it is
-            left out of mean and std and its advantage is 0.
+        rewards: ``[N]``, the rows of a group beside each other. NaN marks a row that could not be
+            scored: it is left out of mean and std and its advantage is 0.
         group_size: rows a group; N must be a multiple of it.
         scale: "group", "batch" or "none".
         eps: added to the std (with Bessel's correction).
 
     Returns:
-        ``[N]`` float32 (float64 for float64). Exactly 0 for a group of equal rewards, for a group with one
-        scorable row, and for rows that are not scorable.
+        ``[N]`` float32 (float64 for float64). Exactly 0 for a group of equal rewards, for a group
+        with one scorable row, and for rows that are not scorable.
 
     Raises:
         ValueError: N is no multiple of the group size, an infinite reward, an unknown scale.
@@ -107,11 +108,12 @@ def reinforce_pp_advantages(
 ) -> Tensor:
     """Return REINFORCE++ advantages: reward at the last token, KL at each, normalised over the batch.
 
-    ``A_t = sum_{s >= t} gamma**(s - t) * (1[s = last] * reward - beta * kl_s)``, then whitened over all unmasked
-    tokens (Hu et al. 2025, arXiv:2501.03262, equations 8 to 10).
+    ``A_t = sum_{s >= t} gamma**(s - t) * (1[s = last] * reward - beta * kl_s)``, then whitened over
+    all unmasked tokens (Hu et al. 2025, arXiv:2501.03262, equations 8 to 10).
 
     Args:
-        rewards: ``[B]``; NaN marks a row that is not scorable: left out of the normalisation, advantage 0.
+        rewards: ``[B]``; NaN marks a row that is not scorable: left out of the normalisation,
+            advantage 0.
         kl: per-token estimates ``[B, T]``.
         mask: ``[B, T]``.
         beta: weight of the KL penalty.
@@ -158,9 +160,9 @@ def generalized_advantages(
 ) -> ReturnsAndAdvantages:
     """Return generalised advantage estimates and the returns ``advantages + values``.
 
-    ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lam * A_{t+1}`` (Schulman et al.
-    2016, arXiv:1506.02438, equation 16), t running over the unmasked positions of a row: tool tokens in the
-    middle are stepped over, padding on either side is inert.
+    ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lam * A_{t+1}``
+    (Schulman et al. 2016, arXiv:1506.02438, equation 16), t running over the unmasked positions of
+    a row: tool tokens in the middle are stepped over, padding on either side is inert.
 
     Args:
         rewards: ``[B, T]``.
@@ -168,7 +170,8 @@ def generalized_advantages(
         mask: ``[B, T]``.
         gamma: discount.
         lam: 0 trusts the values, 1 the rewards.
-        last_values: ``[B]``, the value after the last token of rows cut at a limit; 0 (ended) by default.
+        last_values: ``[B]``, the value after the last token of rows cut at a limit; 0 (ended) by
+            default.
 
     Returns:
         Both ``[B, T]``, exactly 0 where masked.

@@ -1,8 +1,9 @@
 """Log-probabilities and entropy of given tokens, straight from logits.
 
-One read of the logits, sums in float32 whatever their type, and no temporary of their size in forward; backward
-writes the one gradient it owes. The functions are ``torch.library`` custom ops underneath: they work under
-``torch.compile`` without a graph break, with fake tensors, and under ``vmap``.
+One read of the logits, sums in float32 whatever their type, and no temporary of their size in
+forward; backward writes the one gradient it owes. The functions are ``torch.library`` custom ops
+underneath: they work under ``torch.compile`` without a graph break, with fake tensors, and under
+``vmap``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_ops import kernels
+from rl_ops.kernels.memory import empty
 
 __all__ = ["LogpsAndEntropy", "entropy_from_logits", "logps_and_entropy", "selective_log_softmax"]
 
@@ -29,7 +31,8 @@ def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float =
     """Return ``log_softmax(logits / temperature)`` at ``index``, without building the log-softmax.
 
     Args:
-        logits: ``[..., V]``, any floating type and strides; ``-inf`` marks vocabulary that cannot be sampled.
+        logits: ``[..., V]``, any floating type and strides; ``-inf`` marks vocabulary that cannot
+            be sampled.
         index: ``[...]`` for one token a row or ``[..., K]`` for K of them, any integer type.
         temperature: positive; the logits are divided by it.
 
@@ -38,7 +41,8 @@ def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float =
 
     Raises:
         ValueError: the shapes do not belong together, or the temperature is not positive.
-        IndexError: an index is outside ``[0, V)`` (on an accelerator it gives NaN, to spare a synchronisation).
+        IndexError: an index is outside ``[0, V)`` (on an accelerator it gives NaN, to spare a
+            synchronisation).
 
     Example:
         >>> logits = torch.tensor([[1.0, 2.0, 3.0]])
@@ -135,7 +139,7 @@ def _backward(
 ) -> Tensor:
     z = rows_view(logits)
     lead = z.shape[:2]
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    out = empty(logits.shape, logits.dtype, logits.device)
     kernels.logits_grad(
         z,
         index.reshape(*lead, index.shape[-1]),

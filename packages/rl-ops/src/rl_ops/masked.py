@@ -87,7 +87,8 @@ def zero_masked(values: Tensor, mask: Tensor) -> Tensor:
 def require_finite(name: str, values: Tensor, mask: Tensor | None = None) -> None:
     """Raise where an unmasked number is not finite, naming its place (contract: never a quiet 0).
 
-    While ``torch.compile`` traces, nothing is checked: a non-finite number then reaches the loss as it is.
+    While ``torch.compile`` traces, nothing is checked: a non-finite number then reaches the loss as
+    it is.
 
     Raises:
         ValueError: with the name, the first position and how many there are.

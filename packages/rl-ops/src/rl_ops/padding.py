@@ -19,8 +19,8 @@ def pad(
     """Stack tensors of different lengths into one, padded.
 
     Args:
-        tensors: ``[L_i, ...]``, equal rank, dtype and device. Dimensions after the first may differ too;
-            they are padded at their end.
+        tensors: ``[L_i, ...]``, equal rank, dtype and device. Dimensions after the first may differ
+            too; they are padded at their end.
         padding_value: fills the rest.
         padding_side: "right" or "left", for the first dimension.
         pad_to_multiple_of: rounds the padded length up to a multiple of it.

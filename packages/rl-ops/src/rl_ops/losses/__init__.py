@@ -1,7 +1,7 @@
 """Losses as pure functions: log-probs in, unreduced losses out.
 
-Token-level losses return ``[B, T]`` and are exactly 0, in value and gradient, where the mask is 0; sequence-level
-ones return ``[B]``. :mod:`rl_ops.losses.reduce` averages them.
+Token-level losses return ``[B, T]`` and are exactly 0, in value and gradient, where the mask is 0;
+sequence-level ones return ``[B]``. :mod:`rl_ops.losses.reduce` averages them.
 """
 
 from rl_ops.losses.kto import apo_zero_unpaired, kto, kto_kl

@@ -23,9 +23,9 @@ def kto(
 ) -> Tensor:
     """Kahneman-Tversky optimisation.
 
-    With ``h = logps - ref_logps`` and ``z0`` the KL baseline: ``w_d * (1 - sigmoid(beta * (h - z0)))`` for desirable
-    rows, ``w_u * (1 - sigmoid(beta * (z0 - h)))`` for the others (Ethayarajh et al. 2024, arXiv:2402.01306,
-    equation 8). Finite with any mix of labels.
+    With ``h = logps - ref_logps`` and ``z0`` the KL baseline: ``w_d * (1 - sigmoid(beta * (h -
+    z0)))`` for desirable rows, ``w_u * (1 - sigmoid(beta * (z0 - h)))`` for the others (Ethayarajh
+    et al. 2024, arXiv:2402.01306, equation 8). Finite with any mix of labels.
 
     Args:
         logps: ``[B]``, summed over the completion.
@@ -53,8 +53,8 @@ def kto_kl(
     """Return KTO's baseline ``z0 = max(0, mean(logps - ref_logps))`` over mismatched pairs, without gradient.
 
     Args:
-        mismatched_logps: ``[B]``, completions scored behind another row's prompt; gather the whole step first, so
-            that the loss does not depend on how it is split.
+        mismatched_logps: ``[B]``, completions scored behind another row's prompt; gather the whole
+            step first, so that the loss does not depend on how it is split.
         mismatched_ref_logps: ``[B]``, the reference's.
         mask: ``[B]``, rows to leave out.
 
@@ -77,8 +77,8 @@ def apo_zero_unpaired(
 ) -> Tensor:
     """Anchored preference optimisation, zero variant, on unpaired rows: :func:`kto` with ``z0 = 0``.
 
-    D'Oosterlinck et al. 2024 (arXiv:2408.06266, equation 7): ``1 - sigmoid(beta * h)`` for desirable rows,
-    ``sigmoid(beta * h)`` for the others.
+    D'Oosterlinck et al. 2024 (arXiv:2408.06266, equation 7): ``1 - sigmoid(beta * h)`` for
+    desirable rows, ``sigmoid(beta * h)`` for the others.
     """
     return kto(
         logps,

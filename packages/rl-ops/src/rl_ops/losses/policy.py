@@ -1,9 +1,10 @@
 """Policy-gradient losses. All return ``[B, T]`` except :func:`rloo`, which returns ``[B]``.
 
-Common arguments: ``logps`` of the policy being trained, ``old_logps`` of the policy that sampled (both ``[B, T]``),
-``advantages`` ``[B]`` or ``[B, T]``, ``mask`` ``[B, T]`` (non-zero: trained). Below, ``r_t = exp(logps - old_logps)``
-and ``A`` is the advantage. Masked positions give exactly 0 in value and gradient, whatever they hold; an unmasked
-number that is not finite raises ValueError with its row. Ratios above exp(40) grow linearly instead of overflowing.
+Common arguments: ``logps`` of the policy being trained, ``old_logps`` of the policy that sampled
+(both ``[B, T]``), ``advantages`` ``[B]`` or ``[B, T]``, ``mask`` ``[B, T]`` (non-zero: trained).
+Below, ``r_t = exp(logps - old_logps)`` and ``A`` is the advantage. Masked positions give exactly 0
+in value and gradient, whatever they hold; an unmasked number that is not finite raises ValueError
+with its row. Ratios above exp(40) grow linearly instead of overflowing.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def grpo(
 ) -> Tensor:
     """Clipped surrogate ``-min(min(r_t, delta) * A, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A)``.
 
-    GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3), averaged with "sequence_mean". A KL term is added by the
-    caller with :func:`rl_ops.kl_estimate`.
+    GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3), averaged with "sequence_mean". A KL term
+    is added by the caller with :func:`rl_ops.kl_estimate`.
 
     Args:
         logps: ``[B, T]``, the policy's.
@@ -58,8 +59,8 @@ def grpo(
         mask: ``[B, T]``.
         epsilon: how far the ratio may fall below 1.
         epsilon_high: how far it may rise above 1; ``epsilon`` by default.
-        delta: upper bound of the unclipped ratio, against huge losses at negative advantages (INTELLECT-2,
-            arXiv:2505.07291, section 3.4); must exceed ``1 + epsilon_high``.
+        delta: upper bound of the unclipped ratio, against huge losses at negative advantages
+            (INTELLECT-2, arXiv:2505.07291, section 3.4); must exceed ``1 + epsilon_high``.
 
     Example:
         >>> zeros, mask = torch.zeros(1, 2), torch.tensor([[1, 0]])
@@ -83,7 +84,8 @@ def bnpo(
 ) -> Tensor:
     """The surrogate of :func:`grpo`, averaged over the tokens of the batch ("token_mean").
 
-    BNPO (Xiao et al. 2025, arXiv:2506.02864) as the field uses the name; here the batch is the whole step.
+    BNPO (Xiao et al. 2025, arXiv:2506.02864) as the field uses the name; here the batch is the
+    whole step.
     """
     return _clipped_surrogate(
         logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
@@ -102,7 +104,8 @@ def dr_grpo(
 ) -> Tensor:
     """The surrogate of :func:`grpo`, summed and divided by a constant ("constant"), with ``scale="none"`` advantages.
 
-    Dr. GRPO (Liu et al. 2025, arXiv:2503.20783, section 3.2): neither length nor spread of a group biases the step.
+    Dr. GRPO (Liu et al. 2025, arXiv:2503.20783, section 3.2): neither length nor spread of a group
+    biases the step.
     """
     return _clipped_surrogate(
         logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
@@ -140,8 +143,9 @@ def ppo(
 ) -> Tensor:
     """PPO's clipped surrogate, with the lower bound ``dual_clip * A`` where ``A < 0``.
 
-    ``L = -min(r_t * A, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A)`` (Schulman et al. 2017, arXiv:1707.06347,
-    equation 7); where ``A < 0``, ``min(L, -dual_clip * A)`` (Ye et al. 2020, arXiv:1912.09729, equation 5).
+    ``L = -min(r_t * A, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A)`` (Schulman et al. 2017,
+    arXiv:1707.06347, equation 7); where ``A < 0``, ``min(L, -dual_clip * A)`` (Ye et al. 2020,
+    arXiv:1912.09729, equation 5).
 
     Args:
         logps: ``[B, T]``.
@@ -173,8 +177,9 @@ def reinforce_pp(
 ) -> Tensor:
     """REINFORCE++: the clipped surrogate with advantages normalised over the whole batch.
 
-    ``-min(r_t * A_t, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A_t)`` (Hu et al. 2025, arXiv:2501.03262), ``A_t``
-    from :func:`rl_ops.reinforce_pp_advantages`, which holds the KL penalty.
+    ``-min(r_t * A_t, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A_t)`` (Hu et al. 2025,
+    arXiv:2501.03262), ``A_t`` from :func:`rl_ops.reinforce_pp_advantages`, which holds the KL
+    penalty.
     """
     return _clipped_surrogate(
         logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, None)
@@ -194,8 +199,8 @@ def reinforce_pp_baseline(
 ) -> Tensor:
     """REINFORCE++-baseline: the clipped surrogate plus ``beta * k2``, the KL term in the loss.
 
-    ``-min(r_t * A, clip(r_t) * A) + beta * (logps - ref_logps)**2 / 2`` (Hu et al. 2025, arXiv:2501.03262, section
-    3.3), ``A`` from :func:`rl_ops.reinforce_pp_baseline_advantages`.
+    ``-min(r_t * A, clip(r_t) * A) + beta * (logps - ref_logps)**2 / 2`` (Hu et al. 2025,
+    arXiv:2501.03262, section 3.3), ``A`` from :func:`rl_ops.reinforce_pp_baseline_advantages`.
 
     Raises:
         ValueError: ``beta`` without ``ref_logps``, or the other way round.
@@ -221,8 +226,9 @@ def cispo(
 ) -> Tensor:
     """Clipped importance weights on REINFORCE: ``-sg(clip(r_t, epsilon_low, epsilon_high)) * A * logps``.
 
-    CISPO (MiniMax-M1 2025, arXiv:2506.13585, equations 4 and 5); averaged with "token_mean". The bounds are on the
-    ratio itself (not around 1), as ScaleRL (arXiv:2510.13786) and TRL have them; no lower one by default.
+    CISPO (MiniMax-M1 2025, arXiv:2506.13585, equations 4 and 5); averaged with "token_mean". The
+    bounds are on the ratio itself (not around 1), as ScaleRL (arXiv:2510.13786) and TRL have them;
+    no lower one by default.
     """
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
     advantages = masked_advantages(advantages, mask)
@@ -241,9 +247,10 @@ def gspo(
 ) -> Tensor:
     """The clipped surrogate with one ratio a sequence, ``s = exp(mean_t(logps - old_logps))``.
 
-    GSPO (Zheng et al. 2025, arXiv:2507.18071, equations 5 to 7); averaged with "sequence_mean". Written in its
-    token form (equation 14), ``s_t = sg(s) * exp(logps - sg(logps))``: the same value and gradient for advantages
-    ``[B]``, and defined for ``[B, T]`` too. The bounds are the paper's, far tighter than those of a token ratio.
+    GSPO (Zheng et al. 2025, arXiv:2507.18071, equations 5 to 7); averaged with "sequence_mean".
+    Written in its token form (equation 14), ``s_t = sg(s) * exp(logps - sg(logps))``: the same
+    value and gradient for advantages ``[B]``, and defined for ``[B, T]`` too. The bounds are the
+    paper's, far tighter than those of a token ratio.
     """
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
     advantages = masked_advantages(advantages, mask)
@@ -262,8 +269,8 @@ def luspo(
 ) -> Tensor:
     """:func:`gspo` scaled by the length of each sequence: averaged with "sequence_mean_token_sum".
 
-    ``-|y| * min(s * A, clip(s) * A)`` a sequence (LUSPO, Liu et al. 2026, arXiv:2602.05261): without the length,
-    GSPO weighs the tokens of short answers more.
+    ``-|y| * min(s * A, clip(s) * A)`` a sequence (LUSPO, Liu et al. 2026, arXiv:2602.05261):
+    without the length, GSPO weighs the tokens of short answers more.
     """
     return gspo(logps, old_logps, advantages, mask, epsilon=epsilon, epsilon_high=epsilon_high)
 
@@ -279,8 +286,8 @@ def sapo(
 ) -> Tensor:
     """A soft gate in place of the clip: ``-(4 / tau) * sigmoid(tau * (r_t - 1)) * A``.
 
-    SAPO (Gao et al. 2025, arXiv:2511.20347, equations 5 and 6); ``tau`` is ``temperature_pos`` where ``A > 0`` and
-    ``temperature_neg`` elsewhere; averaged with "sequence_mean".
+    SAPO (Gao et al. 2025, arXiv:2511.20347, equations 5 and 6); ``tau`` is ``temperature_pos``
+    where ``A > 0`` and ``temperature_neg`` elsewhere; averaged with "sequence_mean".
     """
     if min(temperature_pos, temperature_neg) <= 0:
         raise ValueError(
@@ -306,9 +313,10 @@ def vespo(
 ) -> Tensor:
     """A smooth sequence weight on REINFORCE: ``-phi(w) * A * logps``, ``phi`` without gradient.
 
-    ``w = exp(sum_t(logps - old_logps))``, ``phi(w) = exp(lambda) * w**k * exp(-lambda * w)``, so that
-    ``phi(1) = 1`` (VESPO, Shen et al. 2026, arXiv:2602.10693); ``k`` and ``lambda`` by the advantage's sign; averaged
-    with "token_mean". Computed in log space, ``log w`` kept within [log 1e-8, 20], where ``phi`` is 0 either way.
+    ``w = exp(sum_t(logps - old_logps))``, ``phi(w) = exp(lambda) * w**k * exp(-lambda * w)``, so
+    that ``phi(1) = 1`` (VESPO, Shen et al. 2026, arXiv:2602.10693); ``k`` and ``lambda`` by the
+    advantage's sign; averaged with "token_mean". Computed in log space, ``log w`` kept within [log
+    1e-8, 20], where ``phi`` is 0 either way.
     """
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
     advantages = masked_advantages(advantages, mask)
@@ -332,8 +340,8 @@ def rloo(
 ) -> Tensor:
     """The clipped surrogate on whole sequences: ``-min(R * A, clip(R) * A)``, ``R = exp(sum_t(logps - old_logps))``.
 
-    RLOO (Ahmadian et al. 2024, arXiv:2402.14740): a sequence is one action; on fresh samples its gradient is
-    REINFORCE's with :func:`rl_ops.leave_one_out_advantages`.
+    RLOO (Ahmadian et al. 2024, arXiv:2402.14740): a sequence is one action; on fresh samples its
+    gradient is REINFORCE's with :func:`rl_ops.leave_one_out_advantages`.
 
     Args:
         logps: ``[B, T]``.
@@ -386,12 +394,13 @@ def policy_diagnostics(
         mask: ``[B, T]``.
         epsilon: as in the loss.
         epsilon_high: as in the loss.
-        advantages: ``[B]`` or ``[B, T]``. With them a token counts as clipped only where the clip stops its
+        advantages: ``[B]`` or ``[B, T]``. With them a token counts as clipped only where the clip
+            stops its
             gradient: low with ``A < 0``, high with ``A > 0``.
 
     Returns:
-        Mean, least and largest ratio, the fraction of tokens below and above the clip range, and the k3 estimate of
-        KL(old || new).
+        Mean, least and largest ratio, the fraction of tokens below and above the clip range, and
+        the k3 estimate of KL(old || new).
     """
     low, high, _ = _bounds(epsilon, epsilon_high, None)
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)

@@ -1,10 +1,11 @@
 """Preference losses on pairs. All return ``[B]``.
 
-Common arguments: ``chosen_logps``, ``rejected_logps`` of the policy and ``ref_chosen_logps``, ``ref_rejected_logps`` of
-the reference, each ``[B]`` and *summed* over the completion (:func:`rl_ops.losses.sequence_logps`); a reference of
-None counts as 0 (reference-free). Losses that average per token take the lengths and divide themselves. Below,
-``h_w`` and ``h_l`` are policy minus reference for the chosen and the rejected one, ``d = h_w - h_l``. A number that is
-not finite raises ValueError with its row. A loss takes ``label_smoothing`` only where its paper defines it.
+Common arguments: ``chosen_logps``, ``rejected_logps`` of the policy and ``ref_chosen_logps``,
+``ref_rejected_logps`` of the reference, each ``[B]`` and *summed* over the completion
+(:func:`rl_ops.losses.sequence_logps`); a reference of None counts as 0 (reference-free). Losses
+that average per token take the lengths and divide themselves. Below, ``h_w`` and ``h_l`` are policy
+minus reference for the chosen and the rejected one, ``d = h_w - h_l``. A number that is not finite
+raises ValueError with its row. A loss takes ``label_smoothing`` only where its paper defines it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def sigmoid(
 ) -> Tensor:
     """DPO: ``-(1 - e) * log sigmoid(beta * d) - e * log sigmoid(-beta * d)``.
 
-    Rafailov et al. 2023 (arXiv:2305.18290, equation 7); with ``e = label_smoothing > 0`` the conservative form of
-    Mitchell 2023 ("A note on DPO with noisy preferences").
+    Rafailov et al. 2023 (arXiv:2305.18290, equation 7); with ``e = label_smoothing > 0`` the
+    conservative form of Mitchell 2023 ("A note on DPO with noisy preferences").
 
     Example:
         >>> zero = torch.zeros(1)
@@ -110,8 +111,8 @@ def ipo(
 ) -> Tensor:
     """``(d - 1 / (2 * beta))**2``, each gap averaged over its tokens by default.
 
-    IPO (Azar et al. 2023, arXiv:2310.12036, equation 17, where beta is called tau). Summed gaps grow with the
-    length while the target does not; the authors confirmed that theirs are averages.
+    IPO (Azar et al. 2023, arXiv:2310.12036, equation 17, where beta is called tau). Summed gaps
+    grow with the length while the target does not; the authors confirmed that theirs are averages.
 
     Args:
         chosen_logps: ``[B]``, summed.
@@ -150,9 +151,9 @@ def kto_pair(
 ) -> Tensor:
     """KTO on pairs: the mean of ``1 - sigmoid(beta * (h_w - z_l))`` and ``1 - sigmoid(beta * (z_w - h_l))``.
 
-    The paired form in the reference code of Ethayarajh et al. 2024 (arXiv:2402.01306). ``z_w``, ``z_l`` are
-    ``max(0, mean(h))`` over chosen and rejected rows without gradient; they are taken from this batch unless given,
-    so give those of the whole step when it is split.
+    The paired form in the reference code of Ethayarajh et al. 2024 (arXiv:2402.01306). ``z_w``,
+    ``z_l`` are ``max(0, mean(h))`` over chosen and rejected rows without gradient; they are taken
+    from this batch unless given, so give those of the whole step when it is split.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     z_w = _batch_kl(h_w) if chosen_kl is None else chosen_kl
@@ -171,8 +172,8 @@ def robust(
 ) -> Tensor:
     """``(-(1 - e) * log sigmoid(beta * d) + e * log sigmoid(-beta * d)) / (1 - 2 * e)``, unbiased under flipped labels.
 
-    Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409, equation 10); ``e = label_smoothing`` is the fraction of
-    pairs whose label is flipped, below 0.5.
+    Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409, equation 10); ``e = label_smoothing`` is
+    the fraction of pairs whose label is flipped, below 0.5.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     e = _smoothing(label_smoothing)
@@ -191,8 +192,9 @@ def exo_pair(
 ) -> Tensor:
     """The reverse KL from the policy's preference to the (smoothed) label.
 
-    ``q * (log q - log(1 - e)) + (1 - q) * (log(1 - q) - log e)`` with ``q = sigmoid(beta * d)``: EXO-pref (Ji et al.
-    2024, arXiv:2402.00856, equation 16). ``e = label_smoothing`` must be above 0: at 0 the loss is infinite.
+    ``q * (log q - log(1 - e)) + (1 - q) * (log(1 - q) - log e)`` with ``q = sigmoid(beta * d)``:
+    EXO-pref (Ji et al. 2024, arXiv:2402.00856, equation 16). ``e = label_smoothing`` must be above
+    0: at 0 the loss is infinite.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     e = _smoothing(label_smoothing)
@@ -215,7 +217,8 @@ def nca_pair(
 ) -> Tensor:
     """``-log s(beta*h_w) - 0.5 * log s(-beta*h_w) - 0.5 * log s(-beta*h_l)``, s the sigmoid.
 
-    NCA (Chen et al. 2024, arXiv:2402.05369, equation 11 with two answers): keeps the chosen one's likelihood up.
+    NCA (Chen et al. 2024, arXiv:2402.05369, equation 11 with two answers): keeps the chosen one's
+    likelihood up.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     pull_down = F.logsigmoid(-beta * h_w) + F.logsigmoid(-beta * h_l)
@@ -233,8 +236,8 @@ def bco_pair(
 ) -> Tensor:
     """``-log sigmoid(beta*h_w - shift) - log sigmoid(-(beta*h_l - shift))``: a binary classifier on the rewards.
 
-    BCO (Jung et al. 2024, arXiv:2404.04656, equation 10). ``reward_shift`` is the paper's running mean of the
-    rewards, without gradient; TRL 1.x leaves it out (0).
+    BCO (Jung et al. 2024, arXiv:2404.04656, equation 10). ``reward_shift`` is the paper's running
+    mean of the rewards, without gradient; TRL 1.x leaves it out (0).
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     return -F.logsigmoid(beta * h_w - reward_shift) - F.logsigmoid(reward_shift - beta * h_l)
@@ -268,9 +271,10 @@ def aot(
 ) -> Tensor:
     """DPO's logistic on sorted gaps: policy gaps ``logp_w - logp_l`` against those of the reference, quantile by quantile.
 
-    AOT paired (Melnyk et al. 2024, arXiv:2406.05882, section 3): the policy's distribution of gaps is to dominate
-    the reference's. Row i of the result is the i-th smallest, not example i. The sort runs over the batch given, so
-    this loss alone (with :func:`aot_unpaired`) is defined on a whole batch and changes when one is split.
+    AOT paired (Melnyk et al. 2024, arXiv:2406.05882, section 3): the policy's distribution of gaps
+    is to dominate the reference's. Row i of the result is the i-th smallest, not example i. The
+    sort runs over the batch given, so this loss alone (with :func:`aot_unpaired`) is defined on a
+    whole batch and changes when one is split.
     """
     policy_w, policy_l = _gaps(chosen_logps, rejected_logps, None, None)
     if ref_chosen_logps is None or ref_rejected_logps is None:
@@ -306,7 +310,8 @@ def apo_zero(
 ) -> Tensor:
     """``1 - sigmoid(beta * h_w) + sigmoid(beta * h_l)``: chosen up, rejected down.
 
-    APO-zero (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7), for answers better than the model's own.
+    APO-zero (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7), for answers better than the
+    model's own.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     return torch.sigmoid(-beta * h_w) + torch.sigmoid(beta * h_l)
@@ -322,7 +327,8 @@ def apo_down(
 ) -> Tensor:
     """``sigmoid(beta * h_w) + 1 - sigmoid(beta * d)``: both down, the rejected one further.
 
-    APO-down (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8), for answers worse than the model's own.
+    APO-down (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8), for answers worse than the
+    model's own.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     return torch.sigmoid(beta * h_w) + torch.sigmoid(-beta * (h_w - h_l))
@@ -391,7 +397,8 @@ def cpo(
     CPO (Xu et al. 2024, arXiv:2401.08417, equations 3 to 5).
 
     Raises:
-        ValueError: ``nll_weight`` other than 0 without ``chosen_lengths``, or lengths that nothing uses.
+        ValueError: ``nll_weight`` other than 0 without ``chosen_lengths``, or lengths that nothing
+            uses.
     """
     chosen, rejected = finite_rows(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
     loss = _smoothed_logistic(beta * (chosen - rejected), label_smoothing)
@@ -415,8 +422,8 @@ def orpo(
 ) -> Tensor:
     """``-nll_weight * a_w - beta * log sigmoid(log_odds(a_w) - log_odds(a_l))``, ``a`` the mean log-prob of a token.
 
-    ``log_odds(a) = a - log(1 - exp(a))``. ORPO (Hong et al. 2024, arXiv:2403.07691, equations 4 to 7; beta is its
-    lambda). ``a`` is kept below -1e-6, so that a certain answer has finite odds.
+    ``log_odds(a) = a - log(1 - exp(a))``. ORPO (Hong et al. 2024, arXiv:2403.07691, equations 4 to
+    7; beta is its lambda). ``a`` is kept below -1e-6, so that a certain answer has finite odds.
     """
     chosen, rejected = finite_rows(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
     chosen = _per_token(chosen, chosen_lengths)
@@ -430,15 +437,16 @@ def f_divergence_score(
 ) -> Tensor:
     """Return ``f'(u)``, ``u = exp(logratios)``, the score that f-DPO puts in place of the log-ratio.
 
-    Wang et al. 2023 (arXiv:2309.16240, table 1), up to a constant that cancels between chosen and rejected:
+    Wang et al. 2023 (arXiv:2309.16240, table 1), up to a constant that cancels between chosen and
+    rejected:
 
     - "reverse_kl": ``log u`` (DPO itself).
     - "forward_kl": ``1 - 1 / u``.
     - "js_divergence": ``log 2 + log(u / (1 + u))``.
     - "alpha_divergence": ``(u**(alpha - 1) - 1) / (alpha - 1)``; ``log u`` in the limit of 1.
 
-    Pass the scores to a loss as the policy's log-probs with None for the reference. Exponentials above exp(40) go on
-    as their tangent, so that value and gradient stay finite.
+    Pass the scores to a loss as the policy's log-probs with None for the reference. Exponentials
+    above exp(40) go on as their tangent, so that value and gradient stay finite.
     """
     (logratios,) = finite_rows(logratios=logratios)
     if kind == "reverse_kl":

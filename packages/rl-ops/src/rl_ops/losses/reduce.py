@@ -1,7 +1,8 @@
 """How unreduced losses become one number, with denominators counted over the whole optimiser step.
 
-A step is often cut into micro-batches and ranks. The caller adds up :func:`loss_denominator` over all of them first,
-then every part calls :func:`reduce_loss` with that one sum: the gradients of the parts add up to that of the whole.
+A step is often cut into micro-batches and ranks. The caller adds up :func:`loss_denominator` over
+all of them first, then every part calls :func:`reduce_loss` with that one sum: the gradients of the
+parts add up to that of the whole.
 """
 
 from __future__ import annotations
@@ -65,20 +66,20 @@ def reduce_loss(
 ) -> Tensor:
     """Return the scalar loss of this batch: a weighted sum divided by the whole step's denominator.
 
-    "token_mean", "sequence_mean_token_sum" and "constant" sum every unmasked token; "sequence_mean" averages each
-    row's tokens first. Per-sequence values ``[B]`` are summed in every mode.
+    "token_mean", "sequence_mean_token_sum" and "constant" sum every unmasked token; "sequence_mean"
+    averages each row's tokens first. Per-sequence values ``[B]`` are summed in every mode.
 
     Args:
         values: ``[B, T]`` or ``[B]`` from a loss.
         mask: the same shape; None for ``[B]`` without masked rows.
         mode: "token_mean", "sequence_mean", "sequence_mean_token_sum" or "constant".
-        denominator: the sum of :func:`loss_denominator` over micro-batches and ranks of the step. With gradients
-            averaged over ranks (DDP), multiply the result by their number.
+        denominator: the sum of :func:`loss_denominator` over micro-batches and ranks of the step.
+            With gradients averaged over ranks (DDP), multiply the result by their number.
         sequence_weight: ``[B]``, as in :func:`loss_denominator`.
 
     Raises:
-        ValueError: an unmasked value that is not finite (with its row), shapes that differ, an unknown mode, or a
-            denominator that is not positive.
+        ValueError: an unmasked value that is not finite (with its row), shapes that differ, an
+            unknown mode, or a denominator that is not positive.
 
     Example:
         >>> mask = torch.tensor([[1, 1], [1, 0]])

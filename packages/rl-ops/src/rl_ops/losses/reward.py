@@ -19,9 +19,10 @@ def bradley_terry(
 ) -> Tensor:
     """``-log sigmoid(chosen - rejected - margin) + centering * (chosen + rejected)**2``.
 
-    The pairwise loss of Bradley and Terry (1952) as in Ouyang et al. 2022 (arXiv:2203.02155, equation 1); the margin
-    of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, equation 2); the centring term of Eisenstein et al. 2023
-    (arXiv:2312.09244, section 3), which keeps rewards around 0 (0.01 there).
+    The pairwise loss of Bradley and Terry (1952) as in Ouyang et al. 2022 (arXiv:2203.02155,
+    equation 1); the margin of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, equation 2); the
+    centring term of Eisenstein et al. 2023 (arXiv:2312.09244, section 3), which keeps rewards
+    around 0 (0.01 there).
 
     Args:
         chosen_rewards: ``[B]``.

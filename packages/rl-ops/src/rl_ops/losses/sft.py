@@ -30,7 +30,8 @@ def nll(logps: Tensor, mask: Tensor) -> Tensor:
 def dft(logps: Tensor, mask: Tensor) -> Tensor:
     """Dynamic fine-tuning: ``-sg(p(y_t)) * log p(y_t)``, sg stopping the gradient.
 
-    Wu et al. 2025, "On the Generalization of SFT" (arXiv:2508.05629, equation 9). Arguments as :func:`nll`.
+    Wu et al. 2025, "On the Generalization of SFT" (arXiv:2508.05629, equation 9). Arguments as
+    :func:`nll`.
     """
     (logps,) = masked_inputs(mask, logps=logps)
     return -logps.detach().exp() * logps

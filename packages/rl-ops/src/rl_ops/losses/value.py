@@ -20,8 +20,9 @@ def clipped_value(
 ) -> Tensor:
     """Half the larger of the squared errors of the value and of the value clipped to the old one's neighbourhood.
 
-    ``0.5 * max((V - R)**2, (clip(V, V_old - epsilon, V_old + epsilon) - R)**2)``: PPO's value loss as its first
-    implementation has it (Schulman et al. 2017, arXiv:1707.06347; Engstrom et al. 2020, arXiv:2005.12729, section 3).
+    ``0.5 * max((V - R)**2, (clip(V, V_old - epsilon, V_old + epsilon) - R)**2)``: PPO's value loss
+    as its first implementation has it (Schulman et al. 2017, arXiv:1707.06347; Engstrom et al.
+    2020, arXiv:2005.12729, section 3).
 
     Args:
         values: ``[B, T]``, predicted now.
