@@ -51,9 +51,10 @@ def build(session: nox.Session) -> None:
     install(session, *tools("build"))
     for package in PACKAGES:
         build_package(session, package)
-    files = [str(path) for package in PACKAGES for path in distributions(package)]
-    session.run("twine", "check", "--strict", *files)
-    session.run("python", "testing/check_distributions.py", *files)
+    built = [path for package in PACKAGES for path in distributions(package)]
+    files = [str(path.relative_to(ROOT)) for path in built]
+    session.run("twine", "check", "--strict", *files, silent=True, log=False)
+    session.run("python", "testing/check_distributions.py", *files, log=False)
 
 
 @nox.session
@@ -169,7 +170,8 @@ def wheels(*packages: str, extras: bool = False) -> list[str]:
     for package in sorted(needed, key=PACKAGES.index):
         (wheel,) = DIST.glob(f"{module(package)}-*.whl")
         wanted = EXTRAS.get(package, []) if extras else []
-        chosen.append(f"{wheel}[{','.join(wanted)}]" if wanted else str(wheel))
+        path = f"./{wheel.relative_to(ROOT)}"
+        chosen.append(f"{path}[{','.join(wanted)}]" if wanted else path)
     return chosen
 
 
