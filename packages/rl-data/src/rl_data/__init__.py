@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from ._version import __version__
 from .chat import apply_chat_template, maybe_apply_chat_template
-from .collate import SFTCollator
+from .collate import PreferenceCollator, SFTCollator, UnpairedCollator
 from .formats import detect_format, is_conversational, maybe_convert_to_chatml
 from .packing import pack_dataset
+from .preference import (
+    maybe_unpair_preference_dataset,
+    prepare_preference_dataset,
+    prepare_unpaired_dataset,
+    unpair_preference_dataset,
+)
 from .prompts import TokenizedPrompt, extract_prompt, maybe_extract_prompt, tokenize_prompt
 from .report import Report
 from .rows import RowError
 from .tokenization import prepare_sft_dataset
 
 __all__ = [
+    "PreferenceCollator",
     "Report",
     "RowError",
     "SFTCollator",
     "TokenizedPrompt",
+    "UnpairedCollator",
     "__version__",
     "apply_chat_template",
     "detect_format",
@@ -25,7 +33,11 @@ __all__ = [
     "maybe_apply_chat_template",
     "maybe_convert_to_chatml",
     "maybe_extract_prompt",
+    "maybe_unpair_preference_dataset",
     "pack_dataset",
+    "prepare_preference_dataset",
     "prepare_sft_dataset",
+    "prepare_unpaired_dataset",
     "tokenize_prompt",
+    "unpair_preference_dataset",
 ]

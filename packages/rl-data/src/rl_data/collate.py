@@ -80,3 +80,86 @@ def _loss_mask(row: Mapping[str, Any]) -> Sequence[int]:
             )
         return [int(v != -100) for v in values] if name == "labels" else values
     return [1] * len(row["input_ids"])
+
+
+class PreferenceCollator:
+    """Pads pairs for DPO and reward models: first all chosen rows, then all rejected ones.
+
+    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask`` (1: scored), all int64
+    ``[2B, T]`` and right-padded, and ``prompt_lengths`` ``[2B]``.
+
+    Args:
+        pad_token_id: what padding is filled with.
+        pad_to_multiple_of: round ``T`` up to a multiple of this.
+
+    Example:
+        >>> row = {"prompt_ids": [1], "chosen_ids": [2, 3], "chosen_mask": [1, 1],
+        ...        "rejected_ids": [4], "rejected_mask": [1]}
+        >>> PreferenceCollator(0)([row])["input_ids"].tolist()
+        [[1, 2, 3], [1, 4, 0]]
+    """
+
+    def __init__(self, pad_token_id: int, pad_to_multiple_of: int | None = None) -> None:
+        self.collate = SFTCollator(pad_token_id, pad_to_multiple_of)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        sides = [(row, side) for side in ("chosen", "rejected") for row in rows]
+        return _collate_completions(
+            self.collate,
+            [(row["prompt_ids"], row[f"{side}_ids"], row[f"{side}_mask"]) for row, side in sides],
+        )
+
+
+class UnpairedCollator:
+    """Pads rows for KTO.
+
+    The result holds what `PreferenceCollator` gives, ``[B, T]``, and ``labels``, bool ``[B]``. With ``mismatched`` it also
+    holds the same under ``kl_`` names for each prompt with the completion of the next row, from which KTO estimates its
+    reference point (Ethayarajh et al., 2024, section 4.1); that takes a batch of two rows or more.
+
+    Args:
+        pad_token_id: what padding is filled with.
+        pad_to_multiple_of: round ``T`` up to a multiple of this.
+        mismatched: add the mismatched pairs.
+
+    Raises:
+        ValueError: ``mismatched`` with a batch of one row, whose completion matches its prompt.
+    """
+
+    def __init__(
+        self,
+        pad_token_id: int,
+        pad_to_multiple_of: int | None = None,
+        *,
+        mismatched: bool = False,
+    ) -> None:
+        self.collate = SFTCollator(pad_token_id, pad_to_multiple_of)
+        self.mismatched = mismatched
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        parts = [(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
+        out = _collate_completions(self.collate, parts)
+        out["labels"] = torch.tensor([bool(r["label"]) for r in rows])
+        if self.mismatched:
+            if len(rows) < 2:
+                raise ValueError(
+                    "mismatched=True wants at least 2 rows in a batch, seen 1: raise the batch size"
+                )
+            turned = [(p, *parts[(k + 1) % len(parts)][1:]) for k, (p, _, _) in enumerate(parts)]
+            out.update(
+                {f"kl_{k}": v for k, v in _collate_completions(self.collate, turned).items()}
+            )
+        return out
+
+
+def _collate_completions(
+    collate: SFTCollator, parts: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]
+) -> dict[str, Tensor]:
+    out = collate(
+        [
+            {"input_ids": [*prompt, *ids], "loss_mask": [*[0] * len(prompt), *mask]}
+            for prompt, ids, mask in parts
+        ]
+    )
+    out["prompt_lengths"] = torch.tensor([len(prompt) for prompt, _, _ in parts])
+    return out

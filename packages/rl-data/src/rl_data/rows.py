@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .chat import clean_messages, renderer, renderer_key
 from .encoding import Encoded, Encoder, Span, common_prefix_length
 from .formats import detect_format, is_message_list, maybe_convert_to_chatml
 from .renderer import ChatRenderer, Rendering
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -98,12 +100,7 @@ class RowTokenizer:
         samples: list[Sample | None] = [None] * len(rows)
         jobs: list[tuple[int, _Job]] = []
         for k, row in enumerate(rows):
-            try:
-                made = self._job(row)
-            except RowError:
-                raise
-            except Exception as error:
-                raise RowError(f"row {first_index + k}: {one_line(error)}") from error
+            made = self.guard(self._job, row, first_index + k)
             if isinstance(made, Sample):
                 samples[k] = made
             else:
@@ -114,6 +111,16 @@ class RowTokenizer:
                 sample.mask[0] = 0
             samples[k] = sample
         return [sample for sample in samples if sample is not None]
+
+    @staticmethod
+    def guard(action: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any], number: int) -> T:
+        """Do something with a row; an error names the row by its number."""
+        try:
+            return action(row)
+        except RowError:
+            raise
+        except Exception as error:
+            raise RowError(f"row {number}: {one_line(error)}") from error
 
     def _encode(self, jobs: list[tuple[int, _Job]], first_index: int) -> list[Encoded]:
         try:

@@ -15,14 +15,24 @@ from .rows import RowTokenizer, Sample
 
 logger = logging.getLogger(__name__)
 
-NOTES = ("status", "cut", "trained", "no_end", "unlocated", "empty_completion", "mismatch")
-DROPPED = ("", CUT_AWAY, NO_TRAINED, EMPTY)
+NOTES = (
+    "status",
+    "cut",
+    "tokens",
+    "trained",
+    "no_end",
+    "unlocated",
+    "empty_completion",
+    "mismatch",
+)
 
 
 def truncate(
     ids: list[int], mask: list[int], max_length: int | None, side: str = "keep_start"
 ) -> tuple[list[int], list[int]]:
-    """Cut a sample to ``max_length`` tokens, from its end or (``keep_end``) from its start; nothing is added.
+    """Cut a sample to ``max_length`` tokens, from its end or (``keep_end``) from its start.
+
+    Nothing is added, and the first token that is left is not trained.
 
     Example:
         >>> truncate([1, 2, 3, 4], [0, 0, 1, 1], 3, "keep_end")
@@ -37,8 +47,14 @@ def truncate(
     return ids, [0, *mask[1:]]
 
 
-class SFTStep:
-    """A batch of rows to columns; holds nothing that differs between two runs, so that its hash is stable."""
+class RowsStep:
+    """A batch of rows to columns, for ``dataset.map``.
+
+    What it holds is the same in two runs with the same arguments, so that its hash is, and the cache is used.
+    """
+
+    lists: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -54,59 +70,144 @@ class SFTStep:
         self._rows: RowTokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Padding and truncation of an earlier call stay in the backend until the next; they are no part of this step.
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_padding()
+            backend.no_truncation()
         return {**self.__dict__, "_rows": None}
 
-    def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+    def rows_tokenizer(self) -> RowTokenizer:
+        """Made at the first batch in each process."""
         if self._rows is None:
             self._rows = RowTokenizer(self.tokenizer, **self.options)
+        return self._rows
+
+    def samples(self, rows: list[dict[str, Any]], first_index: int) -> list[dict[str, Any]]:
+        """The columns of each row."""
+        raise NotImplementedError
+
+    def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         rows = [
             dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
         ]
-        samples = self._rows(rows, first_index=indices[0] if indices else 0)
-        out: dict[str, list[Any]] = {name: [] for name in ("input_ids", "loss_mask", *NOTES)}
-        for sample in samples:
-            self._append(out, sample)
-        return out
+        made = self.samples(rows, indices[0] if indices else 0)
+        for columns in made:
+            if columns["status"]:
+                columns.update(dict.fromkeys(self.lists, []))
+        return {name: [m[name] for m in made] for name in (*self.lists, *self.scalars, *NOTES)}
 
-    def _append(self, out: dict[str, list[Any]], sample: Sample) -> None:
+
+class SFTStep(RowsStep):
+    """A batch of rows to ids and loss masks."""
+
+    lists = ("input_ids", "loss_mask")
+
+    def samples(self, rows: list[dict[str, Any]], first_index: int) -> list[dict[str, Any]]:
+        """Tokenise, cut and judge each row."""
+        return [self._columns(s) for s in self.rows_tokenizer()(rows, first_index)]
+
+    def _columns(self, sample: Sample) -> dict[str, Any]:
         ids, mask = truncate(sample.ids, sample.mask, self.max_length, self.truncation_mode)
-        trained = sum(mask)
-        status = 0
+        reason = ""
         if not ids:
-            status = DROPPED.index(EMPTY)
-        elif not trained:
-            status = DROPPED.index(CUT_AWAY if any(sample.mask) else NO_TRAINED)
-        out["input_ids"].append(ids if not status else [])
-        out["loss_mask"].append(mask if not status else [])
-        out["status"].append(status)
-        out["cut"].append(len(sample.ids) - len(ids) if not status else 0)
-        out["trained"].append(trained)
-        out["no_end"].append(int(sample.no_end))
-        out["unlocated"].append(sample.unlocated)
-        out["empty_completion"].append(int(sample.empty_completion))
-        out["mismatch"].append(sample.prompt_mismatch)
+            reason = EMPTY
+        elif not any(mask):
+            reason = CUT_AWAY if any(sample.mask) else NO_TRAINED
+        return {
+            "input_ids": ids,
+            "loss_mask": mask,
+            "status": reason,
+            "cut": len(sample.ids) - len(ids),
+            "tokens": len(ids),
+            "trained": sum(mask),
+            "no_end": int(sample.no_end),
+            "unlocated": sample.unlocated,
+            "empty_completion": int(sample.empty_completion),
+            "mismatch": sample.prompt_mismatch,
+        }
 
 
 def add_counts(report: Report, columns: Mapping[str, Any]) -> None:
     """Add a batch's notes to a report."""
-    status = np.asarray(columns["status"])
-    kept = status == 0
+    kept = np.array([not status for status in columns["status"]], dtype=bool)
     cut = np.asarray(columns["cut"])[kept]
-    report.rows += len(status)
+    report.rows += len(kept)
     report.kept += int(kept.sum())
-    for code, reason in enumerate(DROPPED):
-        if code:
-            report.drop(reason, int((status == code).sum()))
+    for status in columns["status"]:
+        if status:
+            report.drop(status)
     report.cut_rows += int((cut > 0).sum())
     report.cut_tokens += int(cut.sum())
+    report.tokens += int(np.asarray(columns["tokens"])[kept].sum())
     report.trained_tokens += int(np.asarray(columns["trained"])[kept].sum())
     report.no_end += int(np.sum(columns["no_end"]))
     report.unlocated_turns += int(np.sum(columns["unlocated"]))
     report.empty_completions += int(np.sum(columns["empty_completion"]))
     mismatches = [m for m in columns["mismatch"] if m]
-    report.prompt_not_prefix += len(mismatches)
-    if mismatches and not report.prompt_not_prefix_example:
+    if mismatches and not report.prompt_not_prefix:
         report.prompt_not_prefix_example = mismatches[0]
+    report.prompt_not_prefix += len(mismatches)
+
+
+def run_step(
+    dataset: Any, step: RowsStep, features: Features, num_proc: int | None = None
+) -> tuple[Any, Report]:
+    """Run a step over a dataset, drop the rows that it rejects, and count.
+
+    For a map-style dataset the counts are columns of the cached table, so that they are there when the cache is used.
+    """
+    report = Report()
+    if isinstance(dataset, IterableDataset):
+        return _run_on_stream(dataset, step, features, report), report
+    if not len(dataset):
+        raise ValueError("the dataset has no rows: nothing to train on")
+    mapped = dataset.map(
+        step,
+        batched=True,
+        with_indices=True,
+        remove_columns=dataset.column_names,
+        features=Features(
+            {
+                **features,
+                **{n: Value("string" if n in ("status", "mismatch") else "int64") for n in NOTES},
+            }
+        ),
+        num_proc=num_proc,
+        desc="Tokenizing",
+    )
+    add_counts(report, {name: mapped[name][:] for name in NOTES})
+    if report.kept == 0:
+        raise ValueError(f"no row can be trained. {' / '.join(str(report).splitlines())}")
+    if report.prompt_not_prefix:
+        logger.warning(
+            "%d rows: the prompt is not how prompt + completion begins (%s)",
+            report.prompt_not_prefix,
+            report.prompt_not_prefix_example,
+        )
+    if report.kept < report.rows:
+        mapped = mapped.select([k for k, status in enumerate(mapped["status"]) if not status])
+    return mapped.remove_columns(list(NOTES)), report
+
+
+def _run_on_stream(
+    dataset: IterableDataset, step: RowsStep, features: Features, report: Report
+) -> IterableDataset:
+    def tokenise(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        columns = step(batch, indices)
+        if indices and indices[0] == 0:  # a new pass over the stream
+            vars(report).update(vars(Report(pack_length=report.pack_length)))
+        add_counts(report, columns)
+        keep = [k for k, status in enumerate(columns["status"]) if not status]
+        return {name: [columns[name][k] for k in keep] for name in features}
+
+    return dataset.map(
+        tokenise,
+        batched=True,
+        with_indices=True,
+        remove_columns=column_names(dataset),
+        features=features,
+    )
 
 
 def prepare_sft_dataset(
@@ -130,8 +231,9 @@ def prepare_sft_dataset(
     """Tokenise a dataset for supervised training.
 
     Args:
-        dataset: map-style or streaming; rows of text, messages, prompt + completion (plain or conversational), or
-            ``input_ids`` already (then taken as they are, with ``loss_mask`` or ``labels`` if there are any).
+        dataset: map-style or streaming; rows of text, messages, prompt + completion (plain or
+            conversational), or ``input_ids`` already (then taken as they are, with ``loss_mask`` or
+            ``labels`` if there are any).
         tokenizer: a transformers tokenizer; conversations need its chat template.
         max_length: most tokens of a sample, or of a pack; None for no limit.
         truncation_mode: ``keep_start`` or ``keep_end``.
@@ -139,7 +241,7 @@ def prepare_sft_dataset(
         packing_strategy: see `plan_packs`.
         completion_only_loss: train completions alone; None: where rows have them.
         assistant_only_loss: train the assistant's turns alone.
-        train_header: with these, train the header of the turns too.
+        train_header: where only turns are trained, train their headers too.
         dataset_text_field: column of plain texts.
         formatting_func: row to text.
         tools: tools for rows without a ``tools`` column.
@@ -148,17 +250,22 @@ def prepare_sft_dataset(
         num_proc: processes for map-style datasets.
 
     Returns:
-        The dataset, with ``input_ids`` and ``loss_mask`` (1: trained; aligned with the ids, not shifted) and, when
-        packed, ``position_ids`` and ``seq_lengths``; and the report, which for a streaming dataset fills as it is read.
+        The dataset, with ``input_ids`` and ``loss_mask`` (1: trained; aligned with the ids, not shifted)
+        and, when packed, ``position_ids`` and ``seq_lengths``; and the report, which for a streaming
+        dataset fills as it is read.
 
     Raises:
         ValueError: options that do not go together, or a map-style dataset of which no row can be trained.
         RowError: a row of no known format.
 
     Example:
-        >>> rows, report = prepare_sft_dataset(dataset, tokenizer, assistant_only_loss=True)  # doctest: +SKIP
+        >>> rows, report = prepare_sft_dataset(dataset, tokenizer)  # doctest: +SKIP
     """
-    _check_options(max_length, truncation_mode, packing, packing_strategy)
+    check_truncation(max_length, truncation_mode)
+    if packing and max_length is None:
+        raise ValueError("packing=True wants a max_length, the length of the packs; it is None")
+    if packing_strategy not in STRATEGIES:
+        raise ValueError(f"packing_strategy={packing_strategy!r}: want one of {STRATEGIES}")
     splits = packing and packing_strategy != "bfd"
     options = {
         "completion_only_loss": completion_only_loss,
@@ -172,11 +279,8 @@ def prepare_sft_dataset(
         "features": dataset.features,
     }
     step = SFTStep(tokenizer, None if splits else max_length, truncation_mode, options)
-    report = Report()
-    if isinstance(dataset, IterableDataset):
-        prepared: Any = _prepare_stream(dataset, step, report)
-    else:
-        prepared = _prepare_table(dataset, step, report, num_proc)
+    features = Features({name: List(Value("int64")) for name in SFTStep.lists})
+    prepared, report = run_step(dataset, step, features, num_proc)
     if packing and max_length is not None:
         report.pack_length = max_length
         prepared = pack_dataset(prepared, max_length, packing_strategy, untrain_first=True)
@@ -185,55 +289,11 @@ def prepare_sft_dataset(
     return prepared, report
 
 
-def _check_options(
-    max_length: int | None, truncation_mode: str, packing: bool, strategy: str
-) -> None:
+def check_truncation(max_length: int | None, truncation_mode: str) -> None:
+    """Refuse limits that leave nothing to train, and unknown modes."""
     if max_length is not None and max_length < 2:
         raise ValueError(
             f"max_length={max_length}: want at least 2, as the first token of a sample is never trained"
         )
     if truncation_mode not in ("keep_start", "keep_end"):
         raise ValueError(f"truncation_mode={truncation_mode!r}: want 'keep_start' or 'keep_end'")
-    if packing and max_length is None:
-        raise ValueError("packing=True wants a max_length, the length of the packs; it is None")
-    if strategy not in STRATEGIES:
-        raise ValueError(f"packing_strategy={strategy!r}: want one of {STRATEGIES}")
-
-
-def _prepare_table(
-    dataset: Dataset, step: SFTStep, report: Report, num_proc: int | None
-) -> Dataset:
-    mapped = dataset.map(
-        step,
-        batched=True,
-        with_indices=True,
-        remove_columns=dataset.column_names,
-        num_proc=num_proc,
-        desc="Tokenizing",
-    )
-    if len(mapped):
-        add_counts(report, {name: mapped[name][:] for name in NOTES})
-    report.tokens = int(sum(len(i) for i in mapped["input_ids"])) if len(mapped) else 0
-    if report.kept == 0:
-        raise ValueError(f"no row can be trained: {report}")
-    keep = np.flatnonzero(np.asarray(mapped["status"][:]) == 0)
-    if len(keep) < len(mapped):
-        mapped = mapped.select(keep)
-    return mapped.remove_columns(list(NOTES))
-
-
-def _prepare_stream(dataset: IterableDataset, step: SFTStep, report: Report) -> IterableDataset:
-    def tokenise(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        columns = step(batch, indices)
-        add_counts(report, columns)
-        keep = [k for k, status in enumerate(columns["status"]) if status == 0]
-        report.tokens += sum(len(columns["input_ids"][k]) for k in keep)
-        return {name: [columns[name][k] for k in keep] for name in ("input_ids", "loss_mask")}
-
-    return dataset.map(
-        tokenise,
-        batched=True,
-        with_indices=True,
-        remove_columns=column_names(dataset),
-        features=Features({"input_ids": List(Value("int64")), "loss_mask": List(Value("int64"))}),
-    )
