@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from rl_models import create_reference_model
 from rl_ops import group_advantages, kl_estimate, losses
 from rl_ops.losses.reduce import loss_denominator, reduce_loss
 from torch import Tensor, nn
@@ -130,13 +131,13 @@ class GRPOTrainer(OnlineTrainer):
         args, batch = self.args, inputs["micro_batch"]
         mask = batch.mask
         formula, mode = LOSSES[args.loss_type]
-        logps = self.score(model, batch).logps
+        logps = self.score_policy(model, batch)
         old_logps = logps.detach() if batch.old_logps is None else batch.old_logps
         clip = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
         values = formula(logps, old_logps, batch.advantages, mask, delta=args.delta, **clip)
         if self.reference is not None:
             with torch.no_grad():
-                ref_logps = self.score(self.reference, batch).logps
+                ref_logps = self.score(self.reference, batch)
             kl = kl_estimate(logps, ref_logps, kind="k3", mask=mask)
             values = values + args.beta * kl
             self.metrics.add("kl", kl.detach().sum(), mask.sum())
@@ -148,6 +149,4 @@ class GRPOTrainer(OnlineTrainer):
         return (loss, logps) if return_outputs else loss
 
     def _reference(self, ref_model: nn.Module | None) -> nn.Module:
-        from rl_models import create_reference_model
-
         return ref_model.eval() if ref_model is not None else create_reference_model(self.model)

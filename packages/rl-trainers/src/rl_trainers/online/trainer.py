@@ -319,19 +319,21 @@ class OnlineTrainer(BaseTrainer):
                 continue
             micro_batch = self._collate(groups)
             with self.compute_loss_context_manager():
-                logps = self.score(self.model, micro_batch).logps.cpu()
+                logps = self.score_policy(self.model, micro_batch).cpu()
             rows = iter(logps)
             for group in groups:
                 group.old_logps = [next(rows)[: len(r.ids)] for r in group.rollouts]
 
-    def score(self, model: nn.Module, micro_batch: MicroBatch, **kwargs: Any) -> Any:
-        """Log-probs of the micro-batch's tokens under ``model`` at the sampling temperature."""
-        scores = score_tokens(
-            model, micro_batch.batch, temperature=self.args.temperature, **kwargs
-        )
+    def score(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """Log-probs ``[N, T]`` under ``model`` at the sampling temperature."""
+        return score_tokens(model, micro_batch.batch, temperature=self.args.temperature).logps
+
+    def score_policy(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """The same of the policy; before the first update the engine must agree with it."""
+        logps = self.score(model, micro_batch)
         if self.state.global_step == 0:
-            compare_with_engine(scores.logps.detach(), micro_batch, half=bool(self.args.bf16))
-        return scores
+            compare_with_engine(logps.detach(), micro_batch, half=bool(self.args.bf16))
+        return logps
 
     # --- evaluation and logging ---------------------------------------------------------------
 
