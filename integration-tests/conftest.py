@@ -9,6 +9,8 @@ def tiny_model_folder(tmp_path_factory):
     from rl_models.testing import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model("llama", max_position_embeddings=2048).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("llama", vocab_size=len(tokenizer), max_position_embeddings=2048)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -1,13 +1,13 @@
 """The files around the packages: licence, map of the sources, what the repository may mention."""
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 from closeness import assert_close
-from sources import PACKAGES, ROOT, sources
+from source_map import difference, undescribed
+from sources import PACKAGES, ROOT
 
 NOT_OURS = {".git", ".nox", ".venv", "dist", "site", "runs", "build", "__pycache__"}
 TEXTS = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jsonl", ".cfg", ".css", ""}
@@ -40,43 +40,10 @@ def test_each_package_ships_the_licence_of_the_repository(package):
     assert copy.read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def rows_of_the_map():
-    """First cells of the tables in the map, as the names between their backticks."""
-    text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)
-
-
-def modules_of(package):
-    return {s.name for s in sources(package) if not s.name.split(".")[-1].startswith("_")}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_each_module_has_its_row_in_the_map(package):
-    rows = {row for row in rows_of_the_map() if row.split(".")[0] == package.replace("-", "_")}
-    modules = modules_of(package)
-    assert not modules - rows, "add a row to docs/map.md"
-    assert not (rows & {row for row in rows if row.islower()}) - modules - exported(package)
-
-
-def exported(package):
-    """Qualified names of the losses and trainers, the two kinds of names that have rows."""
-    if package == "rl-ops":
-        losses = importlib.import_module("rl_ops.losses")
-        return {f"rl_ops.losses.{name}" for name in losses.__all__ if name.islower()}
-    if package == "rl-trainers":
-        names = importlib.import_module("rl_trainers").__all__
-        return {f"rl_trainers.{name}" for name in names if name.endswith("Trainer")}
-    return set()
-
-
-@pytest.mark.parametrize("package", ["rl-ops", "rl-trainers"])
-def test_each_loss_and_trainer_has_its_row_in_the_map(package):
-    assert not exported(package) - set(rows_of_the_map()), "add a row to docs/map.md"
-
-
-def test_no_row_of_the_map_stands_twice():
-    rows = rows_of_the_map()
-    assert len(rows) == len(set(rows))
+def test_each_module_trainer_and_loss_has_its_row_in_the_map():
+    assert not undescribed(), "a module, trainer or loss without a docstring"
+    found = difference()
+    assert not found, f"python testing/source_map.py --write\n{found}"
 
 
 @pytest.mark.parametrize("tolerances", [{"rtol": 1e6}, {"atol": 0.02}])
