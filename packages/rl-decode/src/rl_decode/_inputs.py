@@ -7,37 +7,56 @@ from typing import Any
 
 
 def to_row(ids: Any, name: str = "ids") -> list[int]:
-    """One row of integer ids from a list, a tuple, an array or a 1-D tensor.
+    """One row of integer ids, a new list, from a list, a tuple, an array or a 1-D tensor.
 
     Raises:
         TypeError: anything else, with the place of the first thing that is no id.
     """
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
-    if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
-        raise TypeError(f"{name} is {_described(ids)}; give a row of token ids (integers)")
-    row = list(ids)
-    if set(map(type, row)) <= {int}:
-        return row
-    return [_to_id(item, f"{name}[{place}]") for place, item in enumerate(row)]
+    elif isinstance(ids, list):
+        ids = ids.copy()
+    return _checked(ids, name)
 
 
 def to_rows(inputs: Any) -> list[list[int]]:
-    """Rows of ids from a matrix or a list of rows; a single row of ids is one row.
+    """Rows of ids, new lists, from a matrix or a list of rows; a single row of ids is one row.
 
     Raises:
         TypeError: with the place of the first thing that is neither a row nor an id.
     """
-    if hasattr(inputs, "tolist"):
-        inputs = inputs.tolist()
     if isinstance(inputs, dict) or hasattr(inputs, "input_ids"):
         raise TypeError("inputs is a mapping; give its 'input_ids' (or the generated ids) alone")
+    is_array = hasattr(inputs, "tolist")
+    if is_array:
+        inputs = inputs.tolist()
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
         raise TypeError(f"inputs is {_described(inputs)}; give rows of token ids")
     rows = list(inputs)
     if rows and all(_is_scalar(item) for item in rows):
         return [to_row(rows, "inputs")]
-    return [to_row(row, f"inputs[{place}]") for place, row in enumerate(rows)]
+    read = _checked if is_array else to_row  # the rows of an array are new lists already
+    return [read(row, f"inputs[{place}]") for place, row in enumerate(rows)]
+
+
+def id_bounds(inputs: Any) -> tuple[int, int] | None:
+    """The lowest and highest id of an array or tensor; None where only a loop could tell."""
+    lowest, highest = getattr(inputs, "min", None), getattr(inputs, "max", None)
+    if not (callable(lowest) and callable(highest)) or 0 in getattr(inputs, "shape", (0,)):
+        return None
+    return int(lowest()), int(highest())
+
+
+def _checked(ids: Any, name: str) -> list[int]:
+    if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name} is {_described(ids)}; give a row of token ids (integers)")
+    row = ids if isinstance(ids, list) else list(ids)
+    try:  # a sum tells what is no int at a fraction of the cost of looking at each
+        if type(sum(row)) is int and not (row and isinstance(row[0], bool)):
+            return row
+    except (TypeError, OverflowError, ValueError):
+        pass
+    return [_to_id(item, f"{name}[{place}]") for place, item in enumerate(row)]
 
 
 def per_row(value: Any, count: int, name: str) -> list[Any]:

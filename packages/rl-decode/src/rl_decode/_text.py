@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from rl_decode._trim import Trimmed
 from rl_decode._vocabulary import Vocabulary
 
 Reason = Literal["stop", "length", "stop_string", "empty"]
@@ -36,61 +37,71 @@ class TextReader:
         self._size = vocabulary.size
         self._mark = out_of_range == "mark"
         self._added = vocabulary.added_tokens()
-        self._dropped = frozenset(
+        self.dropped = frozenset(
             i for i in vocabulary.special_ids() if self._spelling(i) not in kept
         )
         self._plain_stops: dict[int, bool] = {}
 
-    def read(
-        self, cuts: Sequence[tuple[list[int], Reason]], stop_strings: tuple[str, ...]
-    ) -> list[ReadRow]:
-        """Texts of rows that were cut at their first stop id.
+    def check(self, rows: Sequence[Trimmed], bounds: tuple[int, int] | None) -> None:
+        """Refuse ids outside the vocabulary, unless they are to be marked.
 
         Args:
-            cuts: for each row its ids, the stop included, and why they end.
-            stop_strings: texts that end a row earlier.
+            rows: trimmed rows.
+            bounds: lowest and highest of all ids, where that is known.
         """
-        for place, (ids, _) in enumerate(cuts):
-            self._check(ids, place)
-        bodies = [ids[:-1] if reason == "stop" else ids for ids, reason in cuts]
-        clean = [self._clean(body) for body in bodies]
-        texts = self._decode(clean)
-        differing = [n for n, body in enumerate(bodies) if len(body) != len(clean[n])]
+        if self._mark or (bounds is not None and self._holds(*bounds)):
+            return
+        for place, row in enumerate(rows):
+            if row.ids and not self._holds(min(row.ids), max(row.ids)):
+                raise self._outside(row.ids, place)
+
+    def read(
+        self, rows: Sequence[Trimmed], stop_strings: tuple[str, ...], *, with_raw: bool = True
+    ) -> list[ReadRow]:
+        """Texts of trimmed rows, of which a stop string may end some earlier.
+
+        Args:
+            rows: rows cut at their first stop id.
+            stop_strings: texts that end a row.
+            with_raw: whether raw texts are wanted; they are "" otherwise.
+        """
+        texts = self._decode([row.clean for row in rows])
+        if not with_raw and not stop_strings:
+            return [self._finish(row, text) for row, text in zip(rows, texts, strict=True)]
         raw = list(texts)
-        for n, text in zip(differing, self._decode([bodies[n] for n in differing]), strict=True):
+        differing = [n for n, row in enumerate(rows) if len(row.body) != len(row.clean)]
+        bodies = self._decode([rows[n].body for n in differing])
+        for n, text in zip(differing, bodies, strict=True):
             raw[n] = text
-        rows = []
-        for n, (ids, reason) in enumerate(cuts):
-            if stop_strings and any(string in raw[n] for string in stop_strings):
-                rows.append(self._cut_at_string(bodies[n], stop_strings))
-                continue
-            text = texts[n]
-            if reason == "length" and text.endswith(REPLACEMENT):
-                text = self._without_cut_character(clean[n], text)
-            raw_text = self._with_stop(raw[n], ids) if reason == "stop" else raw[n]
-            rows.append(ReadRow(ids, raw_text, text, reason))
-        return rows
+        read = []
+        for row, text, raw_text in zip(rows, texts, raw, strict=True):
+            if stop_strings and any(string in raw_text for string in stop_strings):
+                read.append(self._cut_at_string(row.body, stop_strings))
+            else:
+                read.append(self._finish(row, text, self._with_stop(raw_text, row)))
+        return read
+
+    def _finish(self, row: Trimmed, text: str, raw_text: str = "") -> ReadRow:
+        if row.reason == "length" and text.endswith(REPLACEMENT):
+            text = self._without_cut_character(row.clean, text)
+        return ReadRow(row.ids, raw_text, text, row.reason)
 
     def _clean(self, ids: list[int]) -> list[int]:
-        if self._dropped.isdisjoint(ids):
-            return ids
-        return [i for i in ids if i not in self._dropped]
+        return [i for i in ids if i not in self.dropped]
 
     def _spelling(self, token_id: int) -> str | None:
         if token_id in self._added:
             return self._added[token_id][0]
         return self._vocabulary.piece(token_id)
 
-    def _check(self, ids: list[int], row: int) -> None:
-        if not ids or self._mark:
-            return
-        lowest, highest = min(ids), max(ids)
-        if lowest >= 0 and (self._size is None or highest < self._size):
-            return
-        wrong = lowest if lowest < 0 else highest
+    def _holds(self, lowest: int, highest: int) -> bool:
+        return lowest >= 0 and (self._size is None or highest < self._size)
+
+    def _outside(self, ids: list[int], row: int) -> ValueError:
+        place, wrong = next((n, i) for n, i in enumerate(ids) if not self._holds(i, i))
         hint = " (-100 marks labels that are not trained; pass the ids)" if wrong == -100 else ""
-        raise ValueError(
-            f"row {row}, position {ids.index(wrong)}: id {wrong} is outside the tokenizer's "
+        return ValueError(
+            f"row {row}, position {place}: id {wrong} is outside the tokenizer's "
             f"{self._size} ids{hint}; keep the model from sampling it, or pass out_of_range='mark'"
         )
 
@@ -108,15 +119,17 @@ class TextReader:
         """Decode with U+FFFD in the place of each id that the vocabulary lacks."""
         known: list[list[int]] = [[]]
         for i in row:
-            if i < 0 or (self._size is not None and i >= self._size):
-                known.append([])
-            else:
+            if self._holds(i, i):
                 known[-1].append(i)
+            else:
+                known.append([])
         return REPLACEMENT.join(self._vocabulary.decode(known))
 
-    def _with_stop(self, raw: str, ids: list[int]) -> str:
+    def _with_stop(self, raw: str, row: Trimmed) -> str:
         """The raw text with its stop, spelled without decoding again where that is the same."""
-        stop = ids[-1]
+        if row.reason != "stop":
+            return raw
+        ids, stop = row.ids, row.ids[-1]
         if stop not in self._plain_stops and len(ids) > 1:
             alone, both = self._decode([ids[-2:-1], ids[-2:]])
             spelling = self._added[stop][0] if stop in self._added else None
@@ -140,12 +153,12 @@ class TextReader:
 
     def _text_before(self, ids: list[int], raw: str, end: int) -> str:
         """Clean text of ``raw[:end]``, where ``raw`` is the text of ``ids``."""
-        if self._dropped.isdisjoint(ids):
+        if self.dropped.isdisjoint(ids):
             return raw[:end]
         for count in range(len(ids) - 1, -1, -1):
             before = self._decode_one(ids[:count])
             if len(before) <= end and raw.startswith(before):
-                part = "" if ids[count] in self._dropped else raw[len(before) : end]
+                part = "" if ids[count] in self.dropped else raw[len(before) : end]
                 return self._decode_one(self._clean(ids[:count])) + part
         return ""
 

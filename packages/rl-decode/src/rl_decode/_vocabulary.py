@@ -84,16 +84,19 @@ class Vocabulary:
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         return list(getattr(encoded, "ids", encoded))
 
-    def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
-        """Texts of rows of ids, spaces left as they are (no clean-up rule that eats them)."""
-        rows = [list(row) for row in rows]
-        batch = getattr(self.tokenizer, "batch_decode", None)
-        if callable(batch):
-            return batch(rows, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-        batch = getattr(self.tokenizer, "decode_batch", None)
-        if callable(batch):
-            return batch(rows, skip_special_tokens=skip_special)
+    def decode(self, rows: Sequence[list[int]]) -> list[str]:
+        """Texts of rows of ids, special tokens spelled, spaces left as they are.
+
+        Row by row: a batch call of transformers looks at each id twice before it decodes.
+        """
         decode = self.tokenizer.decode
-        takes_skip = "skip_special_tokens" in inspect.signature(decode).parameters
-        keywords = {"skip_special_tokens": skip_special} if takes_skip else {}
+        wanted = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        keywords = {name: value for name, value in wanted.items() if self._takes(decode, name)}
         return [decode(row, **keywords) for row in rows]
+
+    @staticmethod
+    def _takes(function: Any, name: str) -> bool:
+        """Whether a function takes a keyword; `decode` of a bare tokenizer knows but one."""
+        parameters = inspect.signature(function).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return anything or name in parameters

@@ -12,13 +12,14 @@ Kind = Literal["marker", "reasoning", "commentary", "answer"]
 State = Literal["complete", "incomplete", "absent"]
 
 # A header (<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>),
-# the end of a message, or a header that the end of the text cuts short.
+# the end of a message, or a header that the end of the text cuts short. Possessive repeats keep the
+# search linear.
 _BOUNDARY = re.compile(
-    r"(?P<header>(?:<\|start\|>[^<]*)?<\|channel\|>\s*(?P<channel>\w+)[^<]*"
-    r"(?:<\|constrain\|>[^<]*)?<\|message\|>)"
+    r"(?P<header>(?:<\|start\|>[^<]*+)?<\|channel\|>\s*+(?P<channel>\w++)[^<]*+"
+    r"(?:<\|constrain\|>[^<]*+)?<\|message\|>)"
     r"|<\|(?:end|return|call)\|>"
-    r"|(?:<\|start\|>[^<]*)?<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?\Z"
-    r"|<\|start\|>[^<]*\Z"
+    r"|(?:<\|start\|>[^<]*+)?<\|channel\|>[^<]*+(?:<\|constrain\|>[^<]*+)?\Z"
+    r"|<\|start\|>[^<]*+\Z"
 )
 _KINDS: dict[str, Kind] = {"analysis": "reasoning", "final": "answer"}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rl_decode._inputs import per_row, to_rows
+from rl_decode._inputs import id_bounds, per_row, to_rows
 from rl_decode._text import TextReader
+from rl_decode._trim import masked_rows, trim_rows, without_left_padding
 from rl_decode._vocabulary import Vocabulary
 from rl_decode.formats import FORMATS, ReasoningFormat, detect_format, resolve_format
 from rl_decode.reasoning import State, split_reasoning
-from rl_decode.stops import collect_stop_ids, collect_stop_strings, cut_at_stop
+from rl_decode.stops import collect_stop_ids, collect_stop_strings
 
 FinishReason = Literal["stop", "length", "stop_string", "empty"]
 
@@ -89,20 +90,14 @@ def decode_completions(
         >>> [(c.ids, c.text, c.finish_reason) for c in done]
         [([1, 2, 0], 'ab', 'stop'), ([3, 3], 'cc', 'length')]
     """
-    vocabulary = Vocabulary(tokenizer)
-    stops = tuple(collect_stop_ids(tokenizer) if stop_ids is None else stop_ids)
-    rows = _unpadded(to_rows(ids), attention_mask, vocabulary.pad_id, stops)
-    cuts = [cut_at_stop(row, stops, max_length=max_length) for row in rows]
-    choice = _choose_format(format, tokenizer)
-    reader = TextReader(vocabulary, _kept_tokens(choice), out_of_range)
-    texts = reader.read(cuts, collect_stop_strings(extra=stop_strings))
-    completions = []
-    for read, is_open in zip(texts, per_row(opened, len(rows), "opened"), strict=True):
-        split = split_reasoning(read.text, format=choice, opened=bool(is_open))
-        completions.append(
-            Completion(read.ids, read.raw_text, read.text, *split, finish_reason=read.reason)
-        )
-    return completions
+    return _complete(
+        ids,
+        tokenizer,
+        stops=_Stops(stop_ids, stop_strings, max_length),
+        reasoning=(format, opened),
+        attention_mask=attention_mask,
+        out_of_range=out_of_range,
+    )
 
 
 def decode_and_strip_padding(
@@ -152,20 +147,63 @@ def decode_and_strip_padding(
     """
     if incomplete not in ("empty", "keep", "error"):
         raise ValueError(f"incomplete={incomplete!r}: choose 'empty', 'keep' or 'error'")
-    rows = to_rows(inputs)
-    if attention_mask is None:
-        rows = [_without_left_padding(row, Vocabulary(tokenizer).pad_id) for row in rows]
-    completions = decode_completions(
-        rows,
+    completions = _complete(
+        inputs,
         tokenizer,
-        stop_ids=stop_ids,
-        stop_strings=stop_strings,
-        format=format,
-        opened=opened,
+        stops=_Stops(stop_ids, stop_strings),
+        reasoning=(format, opened),
         attention_mask=attention_mask,
         out_of_range=out_of_range,
+        answers_only=True,
     )
     return [_answer(completion, row, incomplete) for row, completion in enumerate(completions)]
+
+
+class _Stops(NamedTuple):
+    ids: Iterable[int] | None
+    strings: Iterable[str] | str
+    max_length: int | None = None
+
+
+def _complete(
+    inputs: Any,
+    tokenizer: Any,
+    *,
+    stops: _Stops,
+    reasoning: tuple[str | ReasoningFormat | None, bool | Sequence[bool]],
+    attention_mask: Any,
+    out_of_range: Literal["error", "mark"],
+    answers_only: bool = False,
+) -> list[Completion]:
+    """Decode rows; ``answers_only`` allows left padding and leaves raw texts out."""
+    if stops.max_length is not None and stops.max_length < 0:
+        raise ValueError(f"max_length={stops.max_length}: give a length of 0 or more, or None")
+    vocabulary = Vocabulary(tokenizer)
+    choice = _choose_format(reasoning[0], tokenizer)
+    reader = TextReader(vocabulary, _kept_tokens(choice), out_of_range)
+    rows, pad_id = to_rows(inputs), vocabulary.pad_id
+    opened = per_row(reasoning[1], len(rows), "opened")
+    if attention_mask is not None:
+        rows, pad_id = masked_rows(rows, to_rows(attention_mask)), None
+    elif answers_only:
+        rows = [without_left_padding(row, pad_id) for row in rows]
+    trimmed = trim_rows(
+        rows,
+        pad_id=pad_id,
+        stops=tuple(collect_stop_ids(tokenizer) if stops.ids is None else stops.ids),
+        dropped=reader.dropped,
+        max_length=stops.max_length,
+    )
+    reader.check(trimmed, id_bounds(inputs))
+    strings = collect_stop_strings(extra=stops.strings)
+    texts = reader.read(trimmed, strings, with_raw=not answers_only)
+    completions = []
+    for read, is_open in zip(texts, opened, strict=True):
+        split = split_reasoning(read.text, format=choice, opened=bool(is_open))
+        completions.append(
+            Completion(read.ids, read.raw_text, read.text, *split, finish_reason=read.reason)
+        )
+    return completions
 
 
 def _answer(completion: Completion, row: int, incomplete: str) -> str:
@@ -194,41 +232,3 @@ def _kept_tokens(choice: ReasoningFormat | str | None) -> set[str]:
         return set()
     rows = [choice] if isinstance(choice, ReasoningFormat) else list(FORMATS.values())
     return {token for row in rows for token in (*row.tokens, *row.markers)}
-
-
-def _unpadded(
-    rows: list[list[int]], attention_mask: Any, pad_id: int | None, stops: Sequence[int]
-) -> list[list[int]]:
-    if attention_mask is not None:
-        return _masked(rows, to_rows(attention_mask))
-    if pad_id is None or pad_id in stops:  # padding then is what follows the first stop
-        return rows
-    return [_without_right_padding(_without_left_padding(row, pad_id), pad_id) for row in rows]
-
-
-def _masked(rows: list[list[int]], masks: list[list[int]]) -> list[list[int]]:
-    sizes, mask_sizes = [len(row) for row in rows], [len(mask) for mask in masks]
-    if sizes != mask_sizes:
-        raise ValueError(
-            f"attention_mask has rows of lengths {mask_sizes[:8]}, the ids {sizes[:8]}; "
-            "give a mask of the ids' shape"
-        )
-    return [
-        [i for i, real in zip(row, mask, strict=True) if real]
-        for row, mask in zip(rows, masks, strict=True)
-    ]
-
-
-def _without_left_padding(row: list[int], pad_id: int | None) -> list[int]:
-    """Drop a leading run of padding, unless it is all there is."""
-    if not row or row[0] != pad_id:
-        return row
-    start = next((place for place, i in enumerate(row) if i != pad_id), None)
-    return row if start is None else row[start:]
-
-
-def _without_right_padding(row: list[int], pad_id: int) -> list[int]:
-    end = len(row)
-    while end and row[end - 1] == pad_id:
-        end -= 1
-    return row[:end]

@@ -63,6 +63,8 @@ def _tags(name: str, start: str, end: str, models: str) -> ReasoningFormat:
     return ReasoningFormat(name, start, end, tokens=(start, end), models=models)
 
 
+_CHANNEL = "<|channel|>"
+
 _ROWS = (
     _tags("think", "<think>", "</think>", "DeepSeek R1 and V3, Qwen 3, QwQ, GLM 4.5, SmolLM 3"),
     _tags("mistral", "[THINK]", "[/THINK]", "Magistral, Ministral 3"),
@@ -87,7 +89,7 @@ _ROWS = (
         "<|end|>",
         "<|channel|>final<|message|>",
         "<|return|>",
-        tokens=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
+        tokens=("<|start|>", _CHANNEL, "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
         channels=True,
         models="gpt-oss",
     ),
@@ -178,10 +180,9 @@ def recognise_format(text: str) -> ReasoningFormat | None:
     for row in _ROWS:
         if not row.in_text:
             continue
-        places = [text.find(m) for m in ((row.open,) if row.channels else (row.open, row.close))]
-        if row.channels:
-            places.append(text.find(row.answer_open))
-        found = [place for place in places if place >= 0]
-        if found and (best is None or min(found) < best[0]):
-            best = (min(found), row)
+        # Other templates than harmony's end turns with its <|end|>, so only its headers count.
+        signs = (_CHANNEL,) if row.channels else row.markers
+        places = [place for sign in signs if (place := text.find(sign)) >= 0]
+        if places and (best is None or min(places) < best[0]):
+            best = (min(places), row)
     return best[1] if best else None

@@ -1,0 +1,96 @@
+"""Rows without padding and without what follows their first stop: by position and id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rl_decode.stops import CutReason, cut_at_stop
+
+
+class Trimmed(NamedTuple):
+    """A row of ids, trimmed.
+
+    Attributes:
+        ids: the ids up to and including the first stop.
+        body: the ids without that stop.
+        clean: the body without the special ids that are not shown.
+        reason: why the ids end there.
+    """
+
+    ids: list[int]
+    body: list[int]
+    clean: list[int]
+    reason: CutReason
+
+
+def trim_rows(
+    rows: Sequence[list[int]],
+    *,
+    pad_id: int | None,
+    stops: Sequence[int],
+    dropped: frozenset[int],
+    max_length: int | None,
+) -> list[Trimmed]:
+    """Trim rows; a row that holds nothing to trim is looked at only once.
+
+    Args:
+        rows: rows of ids, padded or not.
+        pad_id: the id that pads at either end; None where nothing does. If it is also a stop,
+            padding is what follows the first stop.
+        stops: ids that end a row.
+        dropped: ids that are not shown.
+        max_length: at most this many ids of a row are kept.
+    """
+    padding = None if pad_id in stops else pad_id
+    marked = dropped.union(stops, () if pad_id is None else (pad_id,))
+    ending = frozenset(stops)
+    trimmed = []
+    for row in rows:
+        ended = bool(row) and row[-1] in ending
+        body = row[:-1] if ended else row
+        if marked.isdisjoint(body) and (max_length is None or len(row) <= max_length):
+            reason: CutReason = "stop" if ended else "length" if row else "empty"
+            trimmed.append(Trimmed(row, body, body, reason))
+            continue
+        ids, reason = cut_at_stop(without_padding(row, padding), stops, max_length=max_length)
+        body = ids[:-1] if reason == "stop" else ids
+        clean = [i for i in body if i not in dropped]
+        trimmed.append(Trimmed(ids, body, clean, reason))
+    return trimmed
+
+
+def without_padding(row: list[int], pad_id: int | None) -> list[int]:
+    """Drop the runs of padding at both ends of a row."""
+    start, end = 0, len(row)
+    while end and row[end - 1] == pad_id:
+        end -= 1
+    while start < end and row[start] == pad_id:
+        start += 1
+    return row[start:end]
+
+
+def without_left_padding(row: list[int], pad_id: int | None) -> list[int]:
+    """Drop the run of padding at the front of a row, unless it is all there is."""
+    if not row or row[0] != pad_id:
+        return row
+    start = next((place for place, i in enumerate(row) if i != pad_id), None)
+    return row if start is None else row[start:]
+
+
+def masked_rows(rows: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The ids whose mask is not 0.
+
+    Raises:
+        ValueError: masks of another shape than the rows.
+    """
+    sizes, mask_sizes = [len(row) for row in rows], [len(mask) for mask in masks]
+    if sizes != mask_sizes:
+        raise ValueError(
+            f"attention_mask has rows of lengths {mask_sizes[:8]}, the ids {sizes[:8]}; "
+            "give a mask of the ids' shape"
+        )
+    return [
+        [i for i, real in zip(row, mask, strict=True) if real]
+        for row, mask in zip(rows, masks, strict=True)
+    ]
