@@ -1,4 +1,4 @@
-"""The tables of docs/map.md: a row for each module, trainer and loss, from the docstrings' first lines.
+"""The tables of docs/map.md: rows for modules, trainers and losses, from their docstrings.
 
 ``python testing/source_map.py --write`` brings the page up to date; without it, tells what differs.
 """
