@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from rl_trainers.cli.main import main
 from transformers import AutoModelForCausalLM
+
+from rl_trainers.cli.main import main
 
 
 @pytest.fixture
@@ -16,8 +17,7 @@ def folder(tmp_path, model, tokenizer):
     rows = [{"prompt": f"say {i}", "text": f"text {i}"} for i in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rewards.py").write_text(
-        "def short(completion_ids):\n    return [-len(ids) for ids in completion_ids]\n"
-        "number = 3\n"
+        "def short(completion_ids):\n    return [-len(ids) for ids in completion_ids]\nnumber = 3\n"
     )
     return tmp_path
 

@@ -3,19 +3,18 @@
 import copy
 import json
 import math
-import sys
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from closeness import assert_close
-from rl_trainers import GRPOConfig, GRPOTrainer
-from rl_trainers.online.window import split_evenly
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from scripted import ScriptedEngine, naive_logps
+from closeness import assert_close
+from rl_models import BaseReference
+from rl_trainers import GRPOConfig, GRPOTrainer
+from rl_trainers.online.window import split_evenly
 
 # Four completions a prompt, of unequal lengths; id 2 is the stop token.
 SCRIPT = [[20, 21, 2], [22, 2], [23, 24, 25, 26, 27], [2]]
@@ -31,7 +30,17 @@ def alternate(place, **kwargs):
     return [REWARDS[i % 4] if p % 2 == 0 else 0.5 for i, p in enumerate(place)]
 
 
-def trainer_of(model, tokenizer, prompts, settings, reward=rewards_in_turn, engine=None, **changes):
+@pytest.fixture
+def trainer_of(scripted_engine):
+    def build(model, tokenizer, prompts, settings, reward=rewards_in_turn, **changes):
+        engine = changes.pop("engine", None) or scripted_engine(model, SCRIPT)
+        return _trainer(model, tokenizer, prompts, settings, reward, engine, changes)
+
+    return build
+
+
+def _trainer(model, tokenizer, prompts, settings, reward, engine, changes):
+    peft_config = changes.pop("peft_config", None)
     config = GRPOConfig(
         **{
             **settings,
@@ -49,7 +58,8 @@ def trainer_of(model, tokenizer, prompts, settings, reward=rewards_in_turn, engi
         train_dataset=prompts,
         reward_funcs=reward,
         processing_class=tokenizer,
-        engine=engine or ScriptedEngine(model, SCRIPT),
+        engine=engine,
+        peft_config=peft_config,
     )
 
 
@@ -57,7 +67,14 @@ def weights(model):
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-def naive_gradient(model, tokenizer, prompts, loss_type, *, beta=0.0, reference=None, reward=None):
+@pytest.fixture
+def naive_gradient(naive_logps):
+    return partial(_naive_gradient, naive_logps)
+
+
+def _naive_gradient(
+    naive_logps, model, tokenizer, prompts, loss_type, *, beta=0.0, reference=None, reward=None
+):
     """Of the loss as the papers write it, row by row in float64."""
     model = copy.deepcopy(model).double()
     sequences, tokens = [], []
@@ -93,7 +110,7 @@ def naive_gradient(model, tokenizer, prompts, loss_type, *, beta=0.0, reference=
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(6, 1), (3, 2), (1, 6), (2, 3)])
 def test_a_step_follows_the_naive_gradient_for_every_split(
-    model, tokenizer, prompts, settings, loss_type, batch, accumulation
+    model, tokenizer, prompts, settings, loss_type, batch, accumulation, trainer_of, naive_gradient
 ):
     """A4, E6: one gradient whatever the micro-batches; half the groups have no signal."""
     scale = "none" if loss_type == "dr_grpo" else "group"
@@ -117,20 +134,27 @@ def test_a_step_follows_the_naive_gradient_for_every_split(
     assert_close(trainer.state.log_history[0]["groups_without_signal"], 0.5)
 
 
-def test_the_kl_term_reaches_groups_without_signal(model, tokenizer, prompts, settings):
+def test_the_kl_term_reaches_groups_without_signal(
+    model, tokenizer, prompts, settings, trainer_of, naive_gradient
+):
     reference = copy.deepcopy(model)
     with torch.no_grad():
         for i, parameter in enumerate(reference.parameters()):
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=_generator(i)))
     settings["max_steps"] = 1
     loss, gradient = naive_gradient(
-        model, tokenizer, prompts, "dapo", beta=0.3, reference=copy.deepcopy(reference),
+        model,
+        tokenizer,
+        prompts,
+        "dapo",
+        beta=0.3,
+        reference=copy.deepcopy(reference),
         reward=alternate,
     )
     before = weights(model)
     config = {"beta": 0.3, "loss_type": "dapo"}
     trainer = trainer_of(model, tokenizer, prompts, settings, alternate, **config)
-    trainer.reference = reference
+    trainer.reference = BaseReference(reference)
     trainer.train()
     moved = (before - weights(model)) / settings["learning_rate"]
     assert_close(moved, gradient, rtol=1e-3, atol=1e-5)
@@ -141,7 +165,7 @@ def _generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def test_step_zero_has_no_kl(model, tokenizer, prompts, settings):
+def test_step_zero_has_no_kl(model, tokenizer, prompts, settings, trainer_of):
     """F8: the reference is made of the weights that were passed in."""
     with torch.no_grad():
         model.lm_head.weight.add_(0.1)
@@ -151,7 +175,7 @@ def test_step_zero_has_no_kl(model, tokenizer, prompts, settings):
 
 
 def test_a_step_without_signal_moves_the_momentum_like_a_zero_gradient(
-    model, tokenizer, prompts, settings
+    model, tokenizer, prompts, settings, trainer_of, scripted_engine
 ):
     """Skipping the model must not skip what the optimiser does with a gradient of zeros."""
 
@@ -167,7 +191,7 @@ def test_a_step_without_signal_moves_the_momentum_like_a_zero_gradient(
             prompts,
             {**settings, "max_steps": 3},
             first_step_only,
-            ScriptedEngine(twin, SCRIPT),
+            engine=scripted_engine(twin, SCRIPT),
             optim="adamw_torch",
         )
         if not skip:
@@ -178,7 +202,9 @@ def test_a_step_without_signal_moves_the_momentum_like_a_zero_gradient(
     assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-def test_completions_that_cannot_be_scored_are_left_out(model, tokenizer, prompts, settings):
+def test_completions_that_cannot_be_scored_are_left_out(
+    model, tokenizer, prompts, settings, trainer_of
+):
     """E2, E12: out of mean and std, advantage 0, counted; a group of one left has no signal."""
 
     def partly(place, **kwargs):
@@ -197,7 +223,9 @@ def test_completions_that_cannot_be_scored_are_left_out(model, tokenizer, prompt
     assert_close(trainer.metrics.drain()["not_scorable"], 9 / 24)
 
 
-def test_the_logged_reward_is_the_one_that_advantages_used(model, tokenizer, prompts, settings):
+def test_the_logged_reward_is_the_one_that_advantages_used(
+    model, tokenizer, prompts, settings, trainer_of
+):
     """E5, with weights."""
 
     def tenth(completions, **kwargs):
@@ -213,7 +241,7 @@ def test_the_logged_reward_is_the_one_that_advantages_used(model, tokenizer, pro
 
 
 def test_truncated_completions_leave_numerator_and_denominator(
-    model, tokenizer, prompts, settings
+    model, tokenizer, prompts, settings, trainer_of
 ):
     """C9: of lengths 3, 2, 5 (cut) and 1, six tokens a group are counted."""
     trainer = trainer_of(model, tokenizer, prompts, settings, mask_truncated_completions=True)
@@ -222,9 +250,9 @@ def test_truncated_completions_leave_numerator_and_denominator(
 
 
 def test_a_reused_window_is_generated_once_and_compared_with_the_sampling_policy(
-    model, tokenizer, prompts, settings
+    model, tokenizer, prompts, settings, trainer_of, scripted_engine
 ):
-    engine = ScriptedEngine(model, SCRIPT)
+    engine = scripted_engine(model, SCRIPT)
     trainer = trainer_of(
         model,
         tokenizer,
@@ -247,15 +275,17 @@ def test_a_reused_window_is_generated_once_and_compared_with_the_sampling_policy
     assert min(spread[1:]) > 1e-3
 
 
-def test_an_engine_with_another_policy_stops_the_run(model, tokenizer, prompts, settings):
+def test_an_engine_with_another_policy_stops_the_run(
+    model, tokenizer, prompts, settings, trainer_of, scripted_engine
+):
     """A2, contract 12: an engine at temperature 0.6, a trainer at 1."""
-    engine = ScriptedEngine(model, SCRIPT, temperature=0.6)
+    engine = scripted_engine(model, SCRIPT, temperature=0.6)
     trainer = trainer_of(model, tokenizer, prompts, settings, engine=engine)
     with pytest.raises(RuntimeError, match="log-probs of the same tokens differ"):
         trainer.train()
 
 
-def test_the_first_update_has_ratio_one(model, tokenizer, prompts, settings):
+def test_the_first_update_has_ratio_one(model, tokenizer, prompts, settings, trainer_of):
     """A11, with the engine of the trainer itself at another temperature than 1."""
     config = {"temperature": 0.7, "per_device_train_batch_size": 2}
     trainer = trainer_of(model, tokenizer, prompts, settings, engine=None, **config)
@@ -265,7 +295,9 @@ def test_the_first_update_has_ratio_one(model, tokenizer, prompts, settings):
     assert_close([logged["policy/ratio_min"], logged["policy/ratio_max"]], [1.0, 1.0])
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied(model, tokenizer, prompts, settings):
+def test_a_gradient_that_is_not_finite_is_not_applied(
+    model, tokenizer, prompts, settings, trainer_of
+):
     """E10: the run stops and names the parameter; the last good weights stand."""
     trainer = trainer_of(model, tokenizer, prompts, settings)
     model.lm_head.weight.register_hook(lambda g: g * math.inf)
@@ -276,7 +308,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(model, tokenizer, prompts,
 
 
 def test_the_run_folder_holds_model_metrics_completions_and_picture(
-    model, tokenizer, prompts, settings
+    model, tokenizer, prompts, settings, trainer_of
 ):
     def noted(completions, log_extra, log_metric, **kwargs):
         log_extra("half", [i / 2 for i in range(len(completions))])
@@ -301,7 +333,7 @@ def test_the_run_folder_holds_model_metrics_completions_and_picture(
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
 
 
-def test_every_stop_id_is_saved_with_the_model(model, tokenizer, prompts, settings):
+def test_every_stop_id_is_saved_with_the_model(model, tokenizer, prompts, settings, trainer_of):
     """C7: the generation config's and the template's end of turn."""
     model.generation_config.eos_token_id = [50]
     trainer = trainer_of(model, tokenizer, prompts, settings)
@@ -311,7 +343,9 @@ def test_every_stop_id_is_saved_with_the_model(model, tokenizer, prompts, settin
     assert set(saved.generation_config.eos_token_id) == {2, 50}
 
 
-def test_evaluation_of_five_prompts_with_one_generation(model, tokenizer, prompts, settings):
+def test_evaluation_of_five_prompts_with_one_generation(
+    model, tokenizer, prompts, settings, trainer_of
+):
     """E6; training metrics are not mixed with it."""
 
     def position(place, **kwargs):
@@ -327,7 +361,7 @@ def test_evaluation_of_five_prompts_with_one_generation(model, tokenizer, prompt
 
 
 def test_conversations_are_rendered_and_their_completions_are_messages(
-    model, tokenizer, settings
+    model, tokenizer, settings, trainer_of
 ):
     from datasets import Dataset
 
@@ -338,9 +372,7 @@ def test_conversations_are_rendered_and_their_completions_are_messages(
         return [0.0, 1.0] * (len(completions) // 2)
 
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "hi"}]}])
-    trainer = trainer_of(
-        model, tokenizer, rows, settings, look, per_device_train_batch_size=1
-    )
+    trainer = trainer_of(model, tokenizer, rows, settings, look, per_device_train_batch_size=1)
     trainer.train()
     assert seen["prompt"] == [{"role": "user", "content": "hi"}]
     assert seen["completion"] == [{"role": "assistant", "content": tokenizer.decode([20, 21])}]
@@ -366,7 +398,9 @@ def test_bad_settings_are_refused_when_the_config_is_built(tmp_path):
         GRPOConfig(output_dir=str(tmp_path), num_generation=4)
 
 
-def test_bad_arguments_are_refused_before_anything_runs(model, tokenizer, prompts, settings):
+def test_bad_arguments_are_refused_before_anything_runs(
+    model, tokenizer, prompts, settings, trainer_of
+):
     def build(**changes):
         return trainer_of(model, tokenizer, changes.pop("rows", prompts), settings, **changes)
 
@@ -392,3 +426,31 @@ def test_bad_arguments_are_refused_before_anything_runs(model, tokenizer, prompt
 def test_groups_are_split_evenly():
     assert [len(part) for part in split_evenly(list("abcdefg"), 3)] == [3, 2, 2]
     assert split_evenly([], 2) == [[], []]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_adapter_trains_alone(model, tokenizer, prompts, settings, trainer_of, beta):
+    """E7, F3: the base stays bit-equal, the reference is the adapter as it started."""
+    from peft import LoraConfig
+
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trainer = trainer_of(
+        model,
+        tokenizer,
+        prompts,
+        {**settings, "max_steps": 2, "bf16": True},
+        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
+        beta=beta,
+        optim="adamw_torch",
+    )
+    trainer.engine = trainer._own_engine()
+    trainer.train()
+    base = trainer.model.get_base_model()
+    for name, parameter in base.named_parameters():
+        if "lora" in name:
+            assert parameter.abs().sum() > 0
+        else:
+            assert torch.equal(parameter, before[name.replace(".base_layer", "")])
+    if beta:
+        assert_close(trainer.state.log_history[0]["kl"], 0.0, atol=1e-9)
+        assert trainer.state.log_history[1]["kl"] > 0

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from closeness import assert_close
 from rl_models import CompletionBatch, score_tokens
 from rl_models.testing import tiny_model

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
 from closeness import assert_close
 from rl_trainers.core.metrics import Metrics
 from rl_trainers.core.progress import ZERO_LOSS_IN_WORDS, ProgressLine, describe
 from rl_trainers.core.run_folder import draw_rewards, read_metrics
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 def test_a_mean_is_over_everything_seen_not_over_means():

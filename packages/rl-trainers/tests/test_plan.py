@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rl_trainers.online.plan import Plan, WindowSampler
 
 sizes = st.integers(min_value=1, max_value=5)

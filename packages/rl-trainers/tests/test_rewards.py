@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from closeness import assert_close
 from rl_trainers.rewards import RewardRunner, load_reward_function
 

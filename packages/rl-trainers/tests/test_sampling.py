@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from closeness import assert_close
 from rl_trainers.rollouts.engine import SamplingParams
 from rl_trainers.rollouts.sampling import row_uniforms, sample_tokens, truncate

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from closeness import assert_close
 from datasets import Dataset
+
+from closeness import assert_close
 from rl_trainers import SFTConfig, SFTTrainer
 
 TEXTS = ["a cat", "on the mat sat", "xy", "one two three four", "zz top", "end of it"]
@@ -101,9 +102,7 @@ def test_the_prompt_is_not_trained(model, tokenizer, settings):
 def test_evaluation_is_exact_for_any_batch_size(model, tokenizer, rows, settings):
     results = []
     for size in (1, 4, 6):
-        trainer = trainer_of(
-            model, tokenizer, rows, settings, per_device_eval_batch_size=size
-        )
+        trainer = trainer_of(model, tokenizer, rows, settings, per_device_eval_batch_size=size)
         results.append(trainer.evaluate(trainer.train_dataset)["eval_loss"])
     loss, _ = naive(model, trainer.train_dataset["input_ids"], trainer.train_dataset["loss_mask"])
     assert_close(results, [loss] * 3)

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from rl_models import create_reference_model
-from rl_ops import group_advantages, kl_estimate, losses
-from rl_ops.losses.reduce import loss_denominator, reduce_loss
 from torch import Tensor, nn
 
+from rl_models import BaseReference, StartingReference, create_reference_model
+from rl_ops import group_advantages, kl_estimate, losses
+from rl_ops.losses.reduce import loss_denominator, reduce_loss
 from rl_trainers.online.config import OnlineConfig
 from rl_trainers.online.trainer import OnlineTrainer
 from rl_trainers.online.window import MicroBatch
@@ -40,7 +39,9 @@ class GRPOConfig(OnlineConfig):
     beta: float = field(
         default=0.0, metadata={"help": "Weight of the KL term to the reference; 0: no reference."}
     )
-    epsilon: float = field(default=0.2, metadata={"help": "The ratio is clipped below 1 - epsilon."})
+    epsilon: float = field(
+        default=0.2, metadata={"help": "The ratio is clipped below 1 - epsilon."}
+    )
     epsilon_high: float | None = field(
         default=None, metadata={"help": "... and above 1 + epsilon_high; epsilon by default."}
     )
@@ -74,8 +75,8 @@ class GRPOConfig(OnlineConfig):
 class GRPOTrainer(OnlineTrainer):
     """GRPO: each completion's advantage is its reward against the mean of its group.
 
-    Takes the arguments of :class:`OnlineTrainer`, and ``ref_model`` (a frozen copy of the model
-    by default) where ``beta`` is above 0.
+    Takes the arguments of :class:`OnlineTrainer`, and ``ref_model`` where ``beta`` is above 0. By
+    default the reference is the policy as it starts: a frozen copy, or the starting adapter.
 
     Example:
         >>> def reward_short(completions, **kwargs):
@@ -106,9 +107,7 @@ class GRPOTrainer(OnlineTrainer):
 
     def compute_advantages(self, rewards: Tensor) -> Tensor:
         """Rewards less their group's mean, over the chosen standard deviation."""
-        return group_advantages(
-            rewards, self.args.num_generations, scale=self.args.scale_rewards
-        )
+        return group_advantages(rewards, self.args.num_generations, scale=self.args.scale_rewards)
 
     def needs_every_group(self) -> bool:
         """The KL term pulls on completions without an advantage too."""
@@ -136,8 +135,7 @@ class GRPOTrainer(OnlineTrainer):
         clip = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
         values = formula(logps, old_logps, batch.advantages, mask, delta=args.delta, **clip)
         if self.reference is not None:
-            with torch.no_grad():
-                ref_logps = self.score(self.reference, batch)
+            ref_logps = self.reference.score(batch.batch, temperature=args.temperature)
             kl = kl_estimate(logps, ref_logps, kind="k3", mask=mask)
             values = values + args.beta * kl
             self.metrics.add("kl", kl.detach().sum(), mask.sum())
@@ -148,5 +146,9 @@ class GRPOTrainer(OnlineTrainer):
         loss = loss * self.rank_factor
         return (loss, logps) if return_outputs else loss
 
-    def _reference(self, ref_model: nn.Module | None) -> nn.Module:
-        return ref_model.eval() if ref_model is not None else create_reference_model(self.model)
+    def _reference(self, ref_model: nn.Module | None) -> BaseReference | StartingReference:
+        if ref_model is not None:
+            return BaseReference(ref_model)
+        if hasattr(self.model, "peft_config"):
+            return StartingReference(self.model)
+        return BaseReference(create_reference_model(self.model))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+
 from rl_data import SFTCollator, prepare_sft_dataset
 from rl_models import SequenceBatch, score_tokens
 from rl_ops import losses
 from rl_ops.losses.reduce import loss_denominator, reduce_loss
-from torch import Tensor, nn
-
 from rl_trainers.core.config import BaseConfig
 from rl_trainers.core.trainer import BaseTrainer
 
@@ -172,7 +172,10 @@ class SFTTrainer(BaseTrainer):
                 values, mask = self._token_losses(self.model, batch)
             total += torch.stack([values.double().sum(), mask.double().sum()])
         loss, tokens = self.sum_over_ranks(total).tolist()
-        results = {f"{metric_key_prefix}_loss": loss / tokens, f"{metric_key_prefix}_tokens": tokens}
+        results = {
+            f"{metric_key_prefix}_loss": loss / tokens,
+            f"{metric_key_prefix}_tokens": tokens,
+        }
         self.log(dict(results))
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, results

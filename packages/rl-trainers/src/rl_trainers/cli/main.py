@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("stopped by the keyboard")
     # What the layers below raise for bad input; anything else is a fault of ours and is shown whole.
     except (ValueError, TypeError, FileNotFoundError, ImportError, RuntimeError) as error:
-        if "--debug" in arguments:
+        if "--traceback" in arguments:
             raise
         return _fail(" ".join(str(error).split()))
     return 0

@@ -25,11 +25,13 @@ class RunOptions:
     )
     dataset: str = field(
         default="",
-        metadata={"help": "Rows: a .jsonl or .parquet file, a folder saved by datasets, or a Hub name."},
+        metadata={
+            "help": "Rows: a .jsonl or .parquet file, a folder saved by datasets, or a Hub name."
+        },
     )
     dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
     eval_split: str = field(default="", metadata={"help": "Split to evaluate on; none by default."})
-    debug: bool = field(default=False, metadata={"help": "Show the traceback of an error."})
+    traceback: bool = field(default=False, metadata={"help": "Show the traceback of an error."})
 
 
 class _Parser(HfArgumentParser):
@@ -39,7 +41,9 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
 
-def parse(command: str, config: type[Config], arguments: Sequence[str]) -> tuple[RunOptions, Config]:
+def parse(
+    command: str, config: type[Config], arguments: Sequence[str]
+) -> tuple[RunOptions, Config]:
     """Read ``arguments`` (and the file that ``--config`` names) into the two dataclasses.
 
     Raises:
@@ -47,7 +51,7 @@ def parse(command: str, config: type[Config], arguments: Sequence[str]) -> tuple
             no model or dataset.
     """
     file, flags = _split_config(list(arguments))
-    parser = _Parser((RunOptions, config), prog=f"rl-train {command}")
+    parser = _Parser((RunOptions, config), prog=f"rl-train {command}", allow_abbrev=False)
     known = {f.name for kind in (RunOptions, config) for f in fields(kind) if f.init}
     values = _read_config(file) if file else {}
     _refuse_unknown(values, known, where=str(file))

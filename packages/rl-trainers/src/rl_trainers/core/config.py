@@ -80,7 +80,9 @@ class BaseConfig(TrainingArguments):
         }
         for name, (is_set, why) in refused.items():
             if is_set:
-                raise ValueError(f"{name}={getattr(self, name)} has no effect here: {why}. Unset it")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect here: {why}. Unset it"
+                )
 
 
 def as_mapping(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:

@@ -78,8 +78,10 @@ class ProgressLine(TrainerCallback):
             self._bar.set_postfix_str(numbers)
             return
         done = state.global_step - self._first_step
-        left = (time.monotonic() - self._started) / max(done, 1) * (
-            state.max_steps - state.global_step
+        left = (
+            (time.monotonic() - self._started)
+            / max(done, 1)
+            * (state.max_steps - state.global_step)
         )
         step = f"step {state.global_step}/{state.max_steps}"
         self._write(f"{step}, {numbers}, {tqdm.format_interval(left)} left")

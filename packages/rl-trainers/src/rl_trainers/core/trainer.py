@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from rl_models import load_causal_lm, load_tokenizer
 from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
@@ -18,6 +17,7 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback
 
+from rl_models import check_tokenizer, disable_dropout, load_causal_lm, load_tokenizer
 from rl_trainers.core.config import BaseConfig, as_mapping
 from rl_trainers.core.guards import FiniteGradients
 from rl_trainers.core.metrics import Metrics
@@ -66,8 +66,10 @@ class BaseTrainer(Trainer):
             raise ValueError("model_init_kwargs has no effect on a model that is already loaded")
         if peft_config is not None:
             model = _with_adapter(model, peft_config)
+        check_tokenizer(processing_class, model)
         _align_special_tokens(model, processing_class)
-        _switch_off_dropout(model, args)
+        if args.disable_dropout:
+            disable_dropout(model)
         self.metrics = Metrics()
         super().__init__(
             model=model,
@@ -173,12 +175,3 @@ def _align_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.get_text_config().pad_token_id is None:
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-
-
-def _switch_off_dropout(model: nn.Module, args: BaseConfig) -> None:
-    if not args.disable_dropout:
-        return
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from rl_data import tokenize_prompt
 from rl_decode import decode_completions
 from rl_decode.stops import collect_stop_ids
 from rl_models import score_tokens
-from torch import Tensor, nn
-
 from rl_trainers.core.trainer import BaseTrainer
 from rl_trainers.online.checks import check_rows, compare_with_engine
 from rl_trainers.online.completions_log import write_completions
@@ -324,13 +324,9 @@ class OnlineTrainer(BaseTrainer):
             for group in groups:
                 group.old_logps = [next(rows)[: len(r.ids)] for r in group.rollouts]
 
-    def score(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """Log-probs ``[N, T]`` under ``model`` at the sampling temperature."""
-        return score_tokens(model, micro_batch.batch, temperature=self.args.temperature).logps
-
     def score_policy(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """The same of the policy; before the first update the engine must agree with it."""
-        logps = self.score(model, micro_batch)
+        """Log-probs ``[N, T]`` at the sampling temperature; the engine must agree at step 0."""
+        logps = score_tokens(model, micro_batch.batch, temperature=self.args.temperature).logps
         if self.state.global_step == 0:
             compare_with_engine(logps.detach(), micro_batch, half=bool(self.args.bf16))
         return logps

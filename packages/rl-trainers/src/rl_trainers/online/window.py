@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rl_decode import Completion
-from rl_models import CompletionBatch
 from torch import Tensor
 
+from rl_decode import Completion
+from rl_models import CompletionBatch
 from rl_trainers.rollouts import Rollout
 
 

@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from rl_ops import selective_log_softmax
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from rl_models import merged_weights
+from rl_ops import selective_log_softmax
 from rl_trainers.rollouts.engine import Rollout, SamplingParams
 from rl_trainers.rollouts.sampling import row_uniforms, sample_tokens
 
@@ -28,7 +29,7 @@ class InProcessEngine:
     """Generate with a ``transformers`` causal model in this process.
 
     With ``autocast_dtype`` the engine keeps a copy whose linear weights already have that type,
-    everything else staying as it is. Run under autocast this computes what the trainer's own
+    adapters merged in and everything else staying as it is. Run under autocast this computes what the trainer's own
     autocast forward computes, without casting every weight at every token; the weights being
     trained are read, never changed. Without it the model itself is used and nothing is copied.
 
@@ -68,10 +69,10 @@ class InProcessEngine:
         if self.autocast_dtype is None:
             return
         targets = dict(self._model.named_parameters(remove_duplicate=False))
-        sources = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(sources[name])
+            for name, value in merged_weights(model):
+                if name in targets:  # the rest are buffers that no step changes
+                    targets[name].copy_(value)
 
     @torch.inference_mode()
     def generate(
@@ -118,9 +119,9 @@ class InProcessEngine:
             rows_live = running.rows[live]
             ids[rows_live, step] = tokens[live]
             temperature = sampling.temperature or 1.0
-            logps[rows_live, step] = selective_log_softmax(
-                logits, tokens, temperature=temperature
-            )[live]
+            logps[rows_live, step] = selective_log_softmax(logits, tokens, temperature=temperature)[
+                live
+            ]
             lengths[rows_live] = step + 1
             running.live = live & ~torch.isin(tokens, stops)
             if step + 1 == sampling.max_new_tokens or not running.live.any():
@@ -214,6 +215,8 @@ def _half_linear_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedM
     A linear layer that shares its weight with another module (a tied head) gets its own.
     """
     twin = copy.deepcopy(model)
+    if hasattr(twin, "merge_and_unload"):
+        twin = twin.merge_and_unload()
     for module in twin.modules():
         if isinstance(module, nn.Linear):
             module.weight = nn.Parameter(module.weight.detach().to(dtype), requires_grad=False)
