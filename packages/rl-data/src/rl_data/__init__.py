@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._version import __version__
+from .audit import AuditError, AuditReport, audit
 from .chat import apply_chat_template, maybe_apply_chat_template
 from .collate import PreferenceCollator, SFTCollator, UnpairedCollator
 from .formats import detect_format, is_conversational, maybe_convert_to_chatml
@@ -19,6 +20,8 @@ from .rows import RowError
 from .tokenization import prepare_sft_dataset
 
 __all__ = [
+    "AuditError",
+    "AuditReport",
     "PreferenceCollator",
     "Report",
     "RowError",
@@ -27,6 +30,7 @@ __all__ = [
     "UnpairedCollator",
     "__version__",
     "apply_chat_template",
+    "audit",
     "detect_format",
     "extract_prompt",
     "is_conversational",

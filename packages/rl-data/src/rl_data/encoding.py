@@ -63,6 +63,7 @@ class Encoder:
         self.has_offsets = bool(getattr(tokenizer, "is_fast", False))
         self.added_ids = frozenset(tokenizer.added_tokens_decoder)
         self.control_tokens = _control_tokens(tokenizer)
+        self._blank: dict[int, bool] = {}
 
     @classmethod
     def of(cls, tokenizer: Any) -> Encoder:
@@ -196,18 +197,36 @@ class Encoder:
             out = [*out, self.eos_id]
         return out
 
+    def spells_bos(self, ids: list[int]) -> bool:
+        """Whether a text spells the BOS that the tokenizer puts in front of it."""
+        return bool(self.prefix and ids) and ids[0] == self.bos_id == self.prefix[0]
+
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a plain prompt: one BOS if the tokenizer uses it, no EOS."""
         return self.text_ids(self.encode(text).ids, eos=False)
 
     def ends_in_eos(self, ids: Sequence[int]) -> bool:
         """Whether the last token that is not white space is EOS."""
-        for token_id in reversed(ids[-4:]):
-            if token_id == self.eos_id:
-                return True
-            if self.tokenizer.decode([token_id]).strip():
-                return False
-        return False
+        last = self.last_spoken(ids)
+        return last is not None and last == self.eos_id
+
+    def ends_in_special(self, ids: Sequence[int]) -> bool:
+        """Whether the last token that is not white space is EOS or an added token."""
+        last = self.last_spoken(ids)
+        return last is not None and (last == self.eos_id or last in self.added_ids)
+
+    def last_spoken(self, ids: Sequence[int]) -> int | None:
+        """The last token that is not white space."""
+        return next((i for i in reversed(ids) if not self.is_blank(i)), None)
+
+    def is_blank(self, token_id: int) -> bool:
+        """Whether a token is white space alone."""
+        known = self._blank.get(token_id)
+        if known is None:
+            special = token_id in self.added_ids or token_id == self.eos_id
+            known = not special and not self.tokenizer.decode([token_id]).strip()
+            self._blank[token_id] = known
+        return known
 
     def mask(self, encoded: Encoded, spans: Sequence[Span]) -> list[int]:
         """One where a token overlaps one of the character ranges, else zero.

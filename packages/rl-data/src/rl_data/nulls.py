@@ -112,3 +112,25 @@ def clean_parsed_tools(parsed: Any) -> list[Any] | None:
     raise ValueError(
         f"column 'tools' holds JSON of type {type(parsed).__name__}, want a list of tools"
     )
+
+
+def count_filled_nulls(value: Any, feature: Any = None) -> int:
+    """How many keys `drop_filled_nulls` would drop.
+
+    Example:
+        >>> count_filled_nulls({"role": "user", "tool_calls": None})
+        1
+    """
+    if isinstance(value, Mapping):
+        count = 0
+        for key, item in value.items():
+            sub = feature.get(key) if isinstance(feature, (dict, Features)) else None
+            if item is not None:
+                count += count_filled_nulls(item, sub) if not isinstance(item, str) else 0
+            elif not _means_null(key, value, sub):
+                count += 1
+        return count
+    if isinstance(value, (list, tuple)):
+        sub = feature.feature if isinstance(feature, List) else None
+        return sum(count_filled_nulls(item, sub) for item in value)
+    return 0

@@ -146,8 +146,8 @@ class _PairStep(RowsStep):
             tokenizer.guard(maybe_extract_prompt, row, first_index + k)
             for k, row in enumerate(rows)
         ]
-        chosen = tokenizer([_side(row, "chosen") for row in split], first_index)
-        rejected = tokenizer([_side(row, "rejected") for row in split], first_index)
+        chosen = tokenizer([completion_row(row, "chosen") for row in split], first_index)
+        rejected = tokenizer([completion_row(row, "rejected") for row in split], first_index)
         return [self._columns(c, r) for c, r in zip(chosen, rejected, strict=True)]
 
     def _columns(self, chosen: Sample, rejected: Sample) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class _UnpairedStep(RowsStep):
         tokenizer = self.rows_tokenizer()
         for k, row in enumerate(rows):
             tokenizer.guard(_check_label, row, first_index + k)
-        samples = tokenizer([_side(row, "completion") for row in rows], first_index)
+        samples = tokenizer([completion_row(row, "completion") for row in rows], first_index)
         return [
             {**self._columns(sample), "label": bool(row["label"])}
             for sample, row in zip(samples, rows, strict=True)
@@ -212,7 +212,8 @@ def _check_label(row: Mapping[str, Any]) -> None:
         raise ValueError(f"column 'label' is {row.get('label')!r}, want true or false")
 
 
-def _side(row: Mapping[str, Any], side: str) -> dict[str, Any]:
+def completion_row(row: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """The row with one of its sides as its only completion."""
     kept = {k: v for k, v in row.items() if k not in ("chosen", "rejected", "completion", "label")}
     return {**kept, "completion": row.get(side)}
 

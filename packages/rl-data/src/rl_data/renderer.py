@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .encoding import Encoder, Span, common_prefix_length
 from .marks import (
@@ -21,6 +21,7 @@ from .turns import Marking, Turn, TurnFinder
 
 Messages = Sequence[Mapping[str, Any]]
 CACHE_SIZE = 4096
+T = TypeVar("T")
 
 
 class Rendering(NamedTuple):
@@ -75,7 +76,7 @@ class ChatRenderer:
         self.tagged_template = with_printed_generation_tags(self.template)
         spelled = sorted(self.encoder.control_tokens, key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
-        self._offsets: dict[tuple[Any, ...], int] = {}
+        self._found: dict[tuple[Any, ...], Any] = {}
 
     def render(
         self, messages: Messages, *, prompt: bool = False, go_on: bool = False, tagged: bool = False
@@ -216,15 +217,15 @@ class ChatRenderer:
             return True
         return not rendered.endswith("y")
 
-    def remember(self, key: tuple[Any, ...], compute: Callable[[], int | None]) -> int | None:
-        """An offset within fixed text of the template, computed once for each such text."""
-        known = self._offsets.get(key)
+    def remember(self, key: tuple[Any, ...], compute: Callable[[], T | None]) -> T | None:
+        """What was found out about a piece of the template's fixed text, computed once for each such text."""
+        known: T | None = self._found.get(key)
         if known is None:
             known = compute()
             if known is not None:
-                if len(self._offsets) >= CACHE_SIZE:
-                    self._offsets.clear()
-                self._offsets[key] = known
+                if len(self._found) >= CACHE_SIZE:
+                    self._found.clear()
+                self._found[key] = known
         return known
 
 

@@ -25,6 +25,7 @@ class Sample:
         no_end: a conversation that ends in no special token.
         unlocated: assistant's turns that were not found.
         empty_completion: the completion is an empty text.
+        doubled_bos: the text spells a BOS that the tokenizer or the template adds too; one was left out.
     """
 
     ids: list[int]
@@ -33,6 +34,7 @@ class Sample:
     no_end: bool = False
     unlocated: int = 0
     empty_completion: bool = False
+    doubled_bos: bool = False
 
 
 @dataclass
@@ -197,8 +199,8 @@ class RowTokenizer:
             raise ValueError("assistant_only_loss=True wants conversations; this row is plain text")
 
         def finish(encoded: Encoded) -> Sample:
-            ids = self.encoder.text_ids(encoded.ids)
-            return Sample(ids, [1] * len(ids))
+            ids = self.encoder.text_ids(encoded.ids) if encoded.ids else []
+            return Sample(ids, [1] * len(ids), doubled_bos=self.encoder.spells_bos(encoded.ids))
 
         return _Job(text, finish)
 
@@ -228,8 +230,10 @@ class RowTokenizer:
 
         def finish(encoded: Encoded) -> Sample:
             ids = encoder.text_ids(encoded.ids)
+            doubled = encoder.spells_bos(encoded.ids)
             if self.completion_only_loss is False:
-                return Sample(ids, [1] * len(ids), empty_completion=not completion)
+                mask = [1] * len(ids)
+                return Sample(ids, mask, empty_completion=not completion, doubled_bos=doubled)
             prompt_ids = encoder.prompt_ids(prompt)
             shared = min(common_prefix_length(prompt_ids, ids), len(ids))
             mismatch = (
@@ -238,7 +242,13 @@ class RowTokenizer:
                 else describe_mismatch(encoder, prompt_ids, ids, shared)
             )
             mask = [0] * shared + [1] * (len(ids) - shared)
-            return Sample(ids, mask, prompt_mismatch=mismatch, empty_completion=not completion)
+            return Sample(
+                ids,
+                mask,
+                prompt_mismatch=mismatch,
+                empty_completion=not completion,
+                doubled_bos=doubled,
+            )
 
         return _Job(prompt + completion, finish)
 
@@ -276,19 +286,12 @@ class RowTokenizer:
                 ids,
                 mask[doubled:],
                 prompt_mismatch=mismatch,
-                no_end=not self._ends_in_special(ids),
+                no_end=not self.encoder.ends_in_special(ids),
                 unlocated=len(rendering.unlocated) if only_turns else 0,
+                doubled_bos=doubled > 0,
             )
 
         return _Job(rendering.text, finish, rendering.plain)
-
-    def _ends_in_special(self, ids: list[int]) -> bool:
-        for token_id in reversed(ids[-4:]):
-            if token_id in self.encoder.added_ids or token_id == self.encoder.eos_id:
-                return True
-            if self.tokenizer.decode([token_id]).strip():
-                return False
-        return False
 
 
 def trained_spans(

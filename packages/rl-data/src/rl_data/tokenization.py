@@ -12,6 +12,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from .packing import STRATEGIES, Strategy, column_names, pack_dataset
 from .report import CUT_AWAY, EMPTY, NO_TRAINED, Report
 from .rows import RowTokenizer, Sample
+from .show import show_trained
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,12 @@ def run_step(
     )
     add_counts(report, {name: mapped[name][:] for name in NOTES})
     if report.kept == 0:
-        raise ValueError(f"no row can be trained. {' / '.join(str(report).splitlines())}")
+        first = step.rows_tokenizer()([dataset[0]])[0] if isinstance(step, SFTStep) else None
+        shown = show_trained(step.tokenizer, first.ids, first.mask, color=False) if first else ""
+        raise ValueError(
+            f"no row can be trained. {' / '.join(str(report).splitlines())}"
+            + (f"\nthe first row, trained tokens in ⟦ ⟧:\n{shown}" if shown else "")
+        )
     if report.prompt_not_prefix:
         logger.warning(
             "%d rows: the prompt is not how prompt + completion begins (%s)",

@@ -183,15 +183,23 @@ class TurnFinder:
         return (self._role(message), before.opens, message == index - 1)
 
     def _start(self, index: int, before: Mark | None, fixed: str, *, bounded: bool) -> int | None:
-        def compute() -> int | None:
+        def compute() -> tuple[int, str] | None:
             tail = self._tail(index, before, prompt=True)
-            if tail is not None:
-                return agreement(fixed, tail, bounded=bounded)
-            return self._end_of_prompt_in(fixed) if bounded else None
+            if tail is None:
+                return (self._end_of_prompt_in(fixed), "") if bounded else None
+            agreed = agreement(fixed, tail, bounded=bounded)
+            return agreed, tail[agreed:] if agreed == len(fixed) else ""
 
         if not bounded:  # then ``fixed`` holds text of the message, and cannot be met again
-            return compute()
-        return self.chat.remember(("start", fixed, *self._context(index, before)), compute)
+            found = compute()
+        else:
+            found = self.chat.remember(("start", fixed, *self._context(index, before)), compute)
+        if found is None:
+            return None
+        offset, rest = found
+        # The message's own text may spell what is left of the generation prompt, such as an opened reasoning block.
+        left = before.position if before else 0
+        return offset + len(rest) if self.text.startswith(rest, left + offset) else offset
 
     def _end_of_prompt_in(self, fixed: str) -> int:
         """Where the generation prompt, or as much of it as there is, ends in a text."""
