@@ -24,6 +24,8 @@ def why_not_shared(model: Any, head: Head) -> str | None:
     """Why this model cannot continue from a prompt's cache with gradients, or None when it can."""
     if model.training and _recomputes(model):
         return "gradient checkpointing forbids a cache"
+    if model.training and getattr(decoder_of(model, head), "layerdrop", 0):
+        return "layers are dropped at random in training"
     if model not in _shares:
         _shares[model] = _try_sharing(model, decoder_of(model, head))
     return _shares[model] or None

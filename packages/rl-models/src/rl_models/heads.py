@@ -178,6 +178,9 @@ def head_logps(
     A plain linear head goes through the fused kernel; anything else (an adapter on the head, a
     quantised head) is called as the module it is, chunk by chunk and recomputed in the backward.
     """
+    if not len(index):  # nothing to score, but a graph that backward can walk
+        nothing = hidden.float().sum(-1)
+        return nothing, nothing if entropy else None
     output = model.get_output_embeddings()
     if type(output) is nn.Linear and "forward" not in vars(output):
         fused = linear_selective_log_softmax(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ def load_causal_lm(
             source, output_loading_info=True, **arguments
         )
     _refuse_invented_weights(source, info)
+    _align(model)
     return model
 
 
@@ -103,7 +105,7 @@ def load_tokenizer(
     if revision is not None:
         arguments["revision"] = revision
     if (gguf := _gguf_file(path)) is not None:
-        _need("gguf", "GGUF files", "gguf")
+        need_extra("gguf", "GGUF files", "gguf")
         arguments["gguf_file"] = gguf.name
         path = gguf.parent
     source = str(path or name_or_path)
@@ -132,7 +134,7 @@ def _local_path(name_or_path: str | os.PathLike[str]) -> Path | None:
     """The path when there is one; None for a Hub name; an error for a path that is not there."""
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
-    if path.exists():
+    if text and path.exists():
         return path
     is_path = (
         isinstance(name_or_path, Path)
@@ -170,7 +172,7 @@ def _gguf_file(path: Path | None) -> Path | None:
 
 
 def _gguf_arguments(gguf: Path, quantization: str | None) -> dict[str, Any]:
-    _need("gguf", "GGUF files", "gguf")
+    need_extra("gguf", "GGUF files", "gguf")
     if quantization is not None:
         raise ModelLoadError(
             f"quantization={quantization!r} with a GGUF file, which is dequantised to train; "
@@ -186,7 +188,7 @@ def _gguf_arguments(gguf: Path, quantization: str | None) -> dict[str, Any]:
 def _bitsandbytes_config(quantization: str, dtype: torch.dtype | str) -> Any:
     if quantization not in ("4bit", "8bit"):
         raise ModelLoadError(f"quantization={quantization!r}; wanted None, '4bit' or '8bit'")
-    _need("bitsandbytes", f"quantization={quantization!r}", "bitsandbytes")
+    need_extra("bitsandbytes", f"quantization={quantization!r}", "bitsandbytes")
     if quantization == "8bit":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(
@@ -197,7 +199,12 @@ def _bitsandbytes_config(quantization: str, dtype: torch.dtype | str) -> Any:
     )
 
 
-def _need(module: str, what: str, extra: str) -> None:
+def need_extra(module: str, what: str, extra: str) -> None:
+    """Refuse with the command that installs a missing optional dependency.
+
+    Raises:
+        ModelLoadError: `module` is not installed.
+    """
     if importlib.util.find_spec(module) is None:
         raise ModelLoadError(
             f"{what} need the package {module}, which is not installed; "
@@ -241,9 +248,20 @@ def _one_clear_error(source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ImportError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        message = textwrap.shorten(str(error) or type(error).__name__, 500)
         where = "" if Path(source).exists() else " (no such folder here, so taken as a Hub name)"
-        raise ModelLoadError(f"cannot load {source!r}{where}: {lines[0]}") from error
+        raise ModelLoadError(f"cannot load {source!r}{where}: {message}") from error
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Copy weights that stand in the file's memory map at odd addresses into memory of their own.
+
+    Matrix products round differently there, so the same weights would score differently after
+    saving and loading; and a file that is overwritten in training would change them.
+    """
+    for value in (*model.parameters(), *model.buffers()):
+        if value.device.type == "cpu" and value.is_floating_point() and value.data_ptr() % 64:
+            value.data = value.data.clone()
 
 
 def _refuse_invented_weights(source: str, info: dict[str, Any]) -> None:

@@ -61,12 +61,19 @@ ARCHITECTURES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 
-def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+def tiny_model(
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> PreTrainedModel:
     """A random model of an architecture, 2 layers of width 32, in eval mode, built without network.
 
     Args:
         architecture: one of `ARCHITECTURES` (transformers' model types).
         seed: of the weights; the global random state is left as it was.
+        dtype: of the weights.
         overrides: configuration fields, e.g. `vocab_size=len(tokenizer)`, `attention_dropout=0.5`.
 
     Raises:
@@ -85,7 +92,7 @@ def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 TINY_CHAT_TEMPLATE = (
