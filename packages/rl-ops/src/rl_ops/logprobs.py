@@ -49,7 +49,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float =
         >>> selective_log_softmax(logits, torch.tensor([2]))
         tensor([-0.4076])
     """
-    index, squeeze = _token_index(logits, index)
+    index, squeeze = token_index("logits", logits, index)
     logps = _forward(logits, index, _scale(temperature), False)[0]
     return logps.squeeze(-1) if squeeze else logps
 
@@ -67,7 +67,7 @@ def logps_and_entropy(
         >>> entropy
         tensor([1.3863])
     """
-    index, squeeze = _token_index(logits, index)
+    index, squeeze = token_index("logits", logits, index)
     logps, entropy, _, _ = _forward(logits, index, _scale(temperature), True)
     return LogpsAndEntropy(logps.squeeze(-1) if squeeze else logps, entropy)
 
@@ -86,7 +86,7 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         >>> entropy_from_logits(torch.tensor([0.0, 0.0, float("-inf")]))
         tensor(0.6931)
     """
-    _check_logits(logits)
+    _check_source("logits", logits)
     no_index = torch.empty((*logits.shape[:-1], 0), dtype=torch.int64, device=logits.device)
     return _forward(logits, no_index, _scale(temperature), True)[1]
 
@@ -204,14 +204,14 @@ def safe_index(index: Tensor, width: int) -> Tensor:
     return index if index.device.type == "cpu" else index.clamp(0, max(width - 1, 0))
 
 
-def _token_index(logits: Tensor, index: Tensor) -> tuple[Tensor, bool]:
+def token_index(name: str, source: Tensor, index: Tensor) -> tuple[Tensor, bool]:
     """Return the index as int64 ``[..., K]`` and whether K was added here."""
-    _check_logits(logits)
-    lead = logits.shape[:-1]
+    _check_source(name, source)
+    lead = source.shape[:-1]
     squeeze = index.dim() == len(lead)
     if index.shape[: len(lead)] != lead or index.dim() > len(lead) + 1:
         raise ValueError(
-            f"index of shape {list(index.shape)} does not fit logits of shape {list(logits.shape)}: "
+            f"index of shape {list(index.shape)} does not fit {name} of shape {list(source.shape)}: "
             f"pass {list(lead)}, or {[*lead, 'K']} for K tokens a row"
         )
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
@@ -220,14 +220,12 @@ def _token_index(logits: Tensor, index: Tensor) -> tuple[Tensor, bool]:
     return (index.unsqueeze(-1) if squeeze else index), squeeze
 
 
-def _check_logits(logits: Tensor) -> None:
-    if logits.dim() == 0 or not logits.is_floating_point():
+def _check_source(name: str, source: Tensor) -> None:
+    if source.dim() == 0 or not source.is_floating_point() or source.shape[-1] == 0:
         raise ValueError(
-            f"logits of shape {list(logits.shape)} and type {logits.dtype}: "
-            "pass floating-point logits whose last dimension is the vocabulary"
+            f"{name} of shape {list(source.shape)} and type {source.dtype}: "
+            "pass floating-point numbers with a last dimension of at least 1"
         )
-    if logits.shape[-1] == 0:
-        raise ValueError("logits have a vocabulary of 0 entries: pass at least one")
 
 
 def _scale(temperature: float) -> float:
