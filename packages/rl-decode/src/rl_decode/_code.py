@@ -22,10 +22,10 @@ class CodeMap:
         self._text = text
         self._fences: list[int] = []
         self._ticks: list[int] = []
-        if "```" in text or "~~~" in text:
-            self._fences = [match.start() for match in _FENCE.finditer(text)]
         if "`" in text:
             self._ticks = [match.start() for match in re.finditer("`", text)]
+        if "~~~" in text or "```" in text:
+            self._fences = [match.start() for match in _FENCE.finditer(text)]
 
     def encloses(self, start: int, end: int, region: int) -> bool:
         """Whether ``text[start:end]`` stands in code that begins at or after ``region``."""

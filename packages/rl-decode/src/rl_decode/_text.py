@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from rl_decode._trim import Trimmed
@@ -26,7 +26,7 @@ class ReadRow(NamedTuple):
 
 
 class TextReader:
-    """Reads texts from ids, each row decoded once where nothing in it asks for more."""
+    """Reads texts from ids; a row is decoded once where nothing in it asks for more."""
 
     def __init__(
         self, vocabulary: Vocabulary, kept: set[str], out_of_range: Literal["error", "mark"]
@@ -42,49 +42,45 @@ class TextReader:
         )
         self._plain_stops: dict[int, bool] = {}
 
-    def check(self, rows: Sequence[Trimmed], bounds: tuple[int, int] | None) -> None:
+    def check(self, ids: list[int], row: int) -> None:
         """Refuse ids outside the vocabulary, unless they are to be marked.
 
-        Args:
-            rows: trimmed rows.
-            bounds: lowest and highest of all ids, where that is known.
+        Raises:
+            ValueError: with the row and the position of the first such id.
         """
-        if self._mark or (bounds is not None and self._holds(*bounds)):
+        if self._mark or not ids or self.holds(min(ids), max(ids)):
             return
-        for place, row in enumerate(rows):
-            if row.ids and not self._holds(min(row.ids), max(row.ids)):
-                raise self._outside(row.ids, place)
+        place, wrong = next((n, i) for n, i in enumerate(ids) if not self.holds(i, i))
+        hint = " (-100 marks labels that are not trained; pass the ids)" if wrong == -100 else ""
+        raise ValueError(
+            f"row {row}, position {place}: id {wrong} is outside the tokenizer's "
+            f"{self._size} ids{hint}; keep the model from sampling it, or pass out_of_range='mark'"
+        )
+
+    def holds(self, lowest: int, highest: int) -> bool:
+        """Whether all ids between two are in the vocabulary."""
+        return lowest >= 0 and (self._size is None or highest < self._size)
 
     def read(
-        self, rows: Sequence[Trimmed], stop_strings: tuple[str, ...], *, with_raw: bool = True
-    ) -> list[ReadRow]:
-        """Texts of trimmed rows, of which a stop string may end some earlier.
+        self, row: Trimmed, stop_strings: tuple[str, ...] = (), *, with_raw: bool = True
+    ) -> ReadRow:
+        """Texts of a trimmed row, which a stop string may end earlier.
 
         Args:
-            rows: rows cut at their first stop id.
+            row: a row cut at its first stop id.
             stop_strings: texts that end a row.
-            with_raw: whether raw texts are wanted; they are "" otherwise.
+            with_raw: whether the raw text is wanted; it is "" otherwise.
         """
-        texts = self._decode([row.clean for row in rows])
-        if not with_raw and not stop_strings:
-            return [self._finish(row, text) for row, text in zip(rows, texts, strict=True)]
-        raw = list(texts)
-        differing = [n for n, row in enumerate(rows) if len(row.body) != len(row.clean)]
-        bodies = self._decode([rows[n].body for n in differing])
-        for n, text in zip(differing, bodies, strict=True):
-            raw[n] = text
-        read = []
-        for row, text, raw_text in zip(rows, texts, raw, strict=True):
-            if stop_strings and any(string in raw_text for string in stop_strings):
-                read.append(self._cut_at_string(row.body, stop_strings))
-            else:
-                read.append(self._finish(row, text, self._with_stop(raw_text, row)))
-        return read
-
-    def _finish(self, row: Trimmed, text: str, raw_text: str = "") -> ReadRow:
+        text, raw = self._decode(row.clean), ""
+        if with_raw or stop_strings:
+            raw = text if row.shown is None else self._decode(row.body)
+            if stop_strings and any(string in raw for string in stop_strings):
+                return self._cut_at_string(row.body, stop_strings)
+            if row.reason == "stop":
+                raw = self._with_stop(raw, row.ids)
         if row.reason == "length" and text.endswith(REPLACEMENT):
             text = self._without_cut_character(row.clean, text)
-        return ReadRow(row.ids, raw_text, text, row.reason)
+        return ReadRow(row.ids, raw, text, row.reason)
 
     def _clean(self, ids: list[int]) -> list[int]:
         return [i for i in ids if i not in self.dropped]
@@ -94,59 +90,39 @@ class TextReader:
             return self._added[token_id][0]
         return self._vocabulary.piece(token_id)
 
-    def _holds(self, lowest: int, highest: int) -> bool:
-        return lowest >= 0 and (self._size is None or highest < self._size)
-
-    def _outside(self, ids: list[int], row: int) -> ValueError:
-        place, wrong = next((n, i) for n, i in enumerate(ids) if not self._holds(i, i))
-        hint = " (-100 marks labels that are not trained; pass the ids)" if wrong == -100 else ""
-        return ValueError(
-            f"row {row}, position {place}: id {wrong} is outside the tokenizer's "
-            f"{self._size} ids{hint}; keep the model from sampling it, or pass out_of_range='mark'"
-        )
-
-    def _decode(self, rows: Sequence[list[int]]) -> list[str]:
-        if not rows:
-            return []
-        if self._mark:
-            return [self._decode_marked(row) for row in rows]
-        return self._vocabulary.decode(rows)
-
-    def _decode_one(self, row: list[int]) -> str:
-        return self._decode([row])[0]
+    def _decode(self, ids: list[int]) -> str:
+        return self._decode_marked(ids) if self._mark else self._vocabulary.decode(ids)
 
     def _decode_marked(self, row: list[int]) -> str:
         """Decode with U+FFFD in the place of each id that the vocabulary lacks."""
         known: list[list[int]] = [[]]
         for i in row:
-            if self._holds(i, i):
+            if self.holds(i, i):
                 known[-1].append(i)
             else:
                 known.append([])
-        return REPLACEMENT.join(self._vocabulary.decode(known))
+        return REPLACEMENT.join(map(self._vocabulary.decode, known))
 
-    def _with_stop(self, raw: str, row: Trimmed) -> str:
+    def _with_stop(self, raw: str, ids: list[int]) -> str:
         """The raw text with its stop, spelled without decoding again where that is the same."""
-        if row.reason != "stop":
-            return raw
-        ids, stop = row.ids, row.ids[-1]
+        stop = ids[-1]
         if stop not in self._plain_stops and len(ids) > 1:
-            alone, both = self._decode([ids[-2:-1], ids[-2:]])
+            alone, both = self._decode(ids[-2:-1]), self._decode(ids[-2:])
             spelling = self._added[stop][0] if stop in self._added else None
             self._plain_stops[stop] = spelling is not None and both == alone + spelling
         if self._plain_stops.get(stop, False):
             return raw + self._added[stop][0]
-        return self._decode_one(ids)
+        return self._decode(ids)
 
     def _cut_at_string(self, ids: list[int], strings: tuple[str, ...]) -> ReadRow:
         """Keep the fewest ids whose text holds a stop string; show the text before the string."""
         low, high = 0, len(ids)  # ids[:high] hold one, ids[:low] do not
         while high - low > 1:
             middle = (low + high) // 2
-            text = self._decode_one(ids[:middle])
+            text = self._decode(ids[:middle])
             low, high = (low, middle) if any(s in text for s in strings) else (middle, high)
         ids = ids[:high]
-        raw = self._decode_one(ids)
+        raw = self._decode(ids)
         # Of several in the last token, the one that was complete first; of these the longest.
         _, start = min((raw.find(s) + len(s), raw.find(s)) for s in strings if s in raw)
         return ReadRow(ids, raw, self._text_before(ids, raw, start), "stop_string")
@@ -156,10 +132,10 @@ class TextReader:
         if self.dropped.isdisjoint(ids):
             return raw[:end]
         for count in range(len(ids) - 1, -1, -1):
-            before = self._decode_one(ids[:count])
+            before = self._decode(ids[:count])
             if len(before) <= end and raw.startswith(before):
                 part = "" if ids[count] in self.dropped else raw[len(before) : end]
-                return self._decode_one(self._clean(ids[:count])) + part
+                return self._decode(self._clean(ids[:count])) + part
         return ""
 
     def _without_cut_character(self, ids: list[int], text: str) -> str:
@@ -171,7 +147,7 @@ class TextReader:
         if fallback and fallback[-1]:
             # Such decoders give up the whole run of bytes for one bad end, so decode without it.
             count = _unfinished(self._fallback_run(ids))
-            return self._decode_one(ids[:-count]) if count else text
+            return self._decode(ids[:-count]) if count else text
         tail = b"".join(_byte_level(self._vocabulary.piece(i) or "") for i in ids[-4:])
         return text[:-1] if any(_unfinished(tail[-n:]) == n for n in (1, 2, 3)) else text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rl_decode.stops import CutReason, cut_at_stop
@@ -13,15 +13,23 @@ class Trimmed(NamedTuple):
 
     Attributes:
         ids: the ids up to and including the first stop.
-        body: the ids without that stop.
-        clean: the body without the special ids that are not shown.
-        reason: why the ids end there.
+        reason: why they end there.
+        shown: the ids without that stop and without special ids; None where these are the body.
     """
 
     ids: list[int]
-    body: list[int]
-    clean: list[int]
     reason: CutReason
+    shown: list[int] | None
+
+    @property
+    def body(self) -> list[int]:
+        """The ids without the stop, made anew each time: lists that live cost time to collect."""
+        return self.ids[:-1] if self.reason == "stop" else self.ids
+
+    @property
+    def clean(self) -> list[int]:
+        """The ids whose text is shown."""
+        return self.body if self.shown is None else self.shown
 
 
 def trim_rows(
@@ -31,7 +39,7 @@ def trim_rows(
     stops: Sequence[int],
     dropped: frozenset[int],
     max_length: int | None,
-) -> list[Trimmed]:
+) -> Iterator[Trimmed]:
     """Trim rows; a row that holds nothing to trim is looked at only once.
 
     Args:
@@ -45,19 +53,17 @@ def trim_rows(
     padding = None if pad_id in stops else pad_id
     marked = dropped.union(stops, () if pad_id is None else (pad_id,))
     ending = frozenset(stops)
-    trimmed = []
     for row in rows:
         ended = bool(row) and row[-1] in ending
-        body = row[:-1] if ended else row
-        if marked.isdisjoint(body) and (max_length is None or len(row) <= max_length):
+        short = max_length is None or len(row) <= max_length
+        if short and marked.isdisjoint(row[:-1] if ended else row):
             reason: CutReason = "stop" if ended else "length" if row else "empty"
-            trimmed.append(Trimmed(row, body, body, reason))
+            yield Trimmed(row, reason, None)
             continue
         ids, reason = cut_at_stop(without_padding(row, padding), stops, max_length=max_length)
-        body = ids[:-1] if reason == "stop" else ids
-        clean = [i for i in body if i not in dropped]
-        trimmed.append(Trimmed(ids, body, clean, reason))
-    return trimmed
+        cut = Trimmed(ids, reason, None)
+        shown = [i for i in cut.body if i not in dropped]
+        yield cut if len(shown) == len(cut.body) else cut._replace(shown=shown)
 
 
 def without_padding(row: list[int], pad_id: int | None) -> list[int]:

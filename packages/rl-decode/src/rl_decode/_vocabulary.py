@@ -7,7 +7,6 @@ answer all of it; anything with ``decode(ids)`` answers enough.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -15,6 +14,7 @@ class Vocabulary:
     """A tokenizer's special ids, size, spellings and decoder, read through public names only."""
 
     def __init__(self, tokenizer: Any) -> None:
+        self._keywords: dict[str, bool] | None = None
         inner = getattr(tokenizer, "tokenizer", None)  # a processor holds its tokenizer
         self.tokenizer = tokenizer if inner is None else inner
         if isinstance(tokenizer, str) or tokenizer is None:
@@ -84,19 +84,14 @@ class Vocabulary:
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         return list(getattr(encoded, "ids", encoded))
 
-    def decode(self, rows: Sequence[list[int]]) -> list[str]:
-        """Texts of rows of ids, special tokens spelled, spaces left as they are.
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens spelled, spaces left as they are.
 
-        Row by row: a batch call of transformers looks at each id twice before it decodes.
+        One row at a time: a batch call of transformers looks at each id twice before it decodes.
         """
-        decode = self.tokenizer.decode
-        wanted = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        keywords = {name: value for name, value in wanted.items() if self._takes(decode, name)}
-        return [decode(row, **keywords) for row in rows]
-
-    @staticmethod
-    def _takes(function: Any, name: str) -> bool:
-        """Whether a function takes a keyword; `decode` of a bare tokenizer knows but one."""
-        parameters = inspect.signature(function).parameters
-        anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return anything or name in parameters
+        if self._keywords is None:
+            wanted = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            known = inspect.signature(self.tokenizer.decode).parameters
+            anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
+            self._keywords = {k: v for k, v in wanted.items() if anything or k in known}
+        return self.tokenizer.decode(ids, **self._keywords)

@@ -17,7 +17,7 @@ from rl_decode.stops import collect_stop_ids, collect_stop_strings
 FinishReason = Literal["stop", "length", "stop_string", "empty"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completion:
     """One completion as a reward function sees it.
 
@@ -187,6 +187,9 @@ def _complete(
         rows, pad_id = masked_rows(rows, to_rows(attention_mask)), None
     elif answers_only:
         rows = [without_left_padding(row, pad_id) for row in rows]
+    strings = collect_stop_strings(extra=stops.strings)
+    bounds = id_bounds(inputs)
+    checked = bounds is not None and reader.holds(*bounds)
     trimmed = trim_rows(
         rows,
         pad_id=pad_id,
@@ -194,11 +197,11 @@ def _complete(
         dropped=reader.dropped,
         max_length=stops.max_length,
     )
-    reader.check(trimmed, id_bounds(inputs))
-    strings = collect_stop_strings(extra=stops.strings)
-    texts = reader.read(trimmed, strings, with_raw=not answers_only)
     completions = []
-    for read, is_open in zip(texts, opened, strict=True):
+    for place, (row, is_open) in enumerate(zip(trimmed, opened, strict=True)):
+        if not checked:
+            reader.check(row.ids, place)
+        read = reader.read(row, strings, with_raw=not answers_only)
         split = split_reasoning(read.text, format=choice, opened=bool(is_open))
         completions.append(
             Completion(read.ids, read.raw_text, read.text, *split, finish_reason=read.reason)

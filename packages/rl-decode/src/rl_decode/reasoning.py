@@ -175,12 +175,14 @@ def _scan(
 
 
 def _scan_tags(text: str, row: ReasoningFormat, opened: bool) -> tuple[list[Segment], State]:
-    code = CodeMap(text)
+    code = CodeMap(text) if "`" in text or "~~~" in text else None
     segments: list[Segment] = []
     inside, closed, region = opened, False, 0
     for match in _marker_pattern(row.open, row.close).finditer(text):
         opens = match.group() == row.open
-        if (opens and inside) or code.encloses(match.start(), match.end(), region):
+        if opens and inside:
+            continue
+        if code is not None and code.encloses(match.start(), match.end(), region):
             continue
         kind: Kind = "commentary" if opens else "reasoning"
         segments.append(Segment(kind, text[region : match.start()]))

@@ -160,7 +160,7 @@ def ends_with_stop_string(
     # A token is at least one byte, save for special ones and pieces that decode to nothing.
     window = max(len(string.encode("utf-8", "surrogatepass")) for string in strings) + 8
     vocabulary = Vocabulary(tokenizer)
-    text, shorter = vocabulary.decode([row[-window:], row[-window:-1]])
+    text, shorter = vocabulary.decode(row[-window:]), vocabulary.decode(row[-window:-1])
     for string in strings:
         if text.count(string) > shorter.count(string):
             return string
