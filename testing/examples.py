@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +48,13 @@ def python_of(page: Path) -> str:
     return "\n".join(program) + "\n" if program else ""
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """Our command lines in the shell blocks of a page, split into arguments."""
+def commands_of(page: Path) -> list[str]:
+    """Our command lines in the shell blocks of a page, each on one line."""
     found = []
     for example in examples(page):
         if example.language in ("bash", "sh", "shell", "console"):
             for line in example.text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
+                words = line.removeprefix("$ ").split()
                 if words and words[0] in _COMMANDS:
-                    found.append(words)
+                    found.append(" ".join(words))
     return found
