@@ -8,19 +8,81 @@ rendering without its marks must equal the plain rendering, else the marks are n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-FIRST = 0x100000
-LAST = 0x10FFEF
-MOST_TEXTS = (LAST - FIRST) // 2
-GENERATION_START = "\U0010fff0"
-GENERATION_END = "\U0010fff1"
-_MARKS = re.compile("[\U00100000-\U0010fffd]")
 _GENERATION_TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 TEXT_KEYS = ("content", "reasoning_content", "thinking", "reasoning")
 Level = Literal["both", "end", "none"]
+
+
+class Alphabet:
+    """A private-use plane of Unicode whose characters serve as marks.
+
+    The last two characters stand for the ends of ``{% generation %}`` blocks, the others in pairs for texts.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.most_texts = (0xFFF0 - 2) // 2
+        self.generation_start = chr(first + 0xFFF0)
+        self.generation_end = chr(first + 0xFFF1)
+        self._pattern = re.compile(f"[{chr(first)}-{chr(first + 0xFFFD)}]")
+
+    def is_in(self, text: str) -> bool:
+        """Whether a text holds any of the characters."""
+        return self._pattern.search(text) is not None
+
+    def pair(self, number: int) -> tuple[str, str]:
+        """The marks before and after a text."""
+        return chr(self.first + 2 * number), chr(self.first + 2 * number + 1)
+
+    def read(self, rendered: str) -> Marked:
+        """Take the marks out of a rendering and say where they were."""
+        pieces: list[str] = []
+        marks: list[Mark] = []
+        generations: list[tuple[int, int]] = []
+        position = taken = begun = 0
+        for found in self._pattern.finditer(rendered):
+            piece = rendered[taken : found.start()]
+            pieces.append(piece)
+            position += len(piece)
+            taken = found.end()
+            if found.group() == self.generation_start:
+                begun = position
+            elif found.group() == self.generation_end:
+                generations.append((begun, position))
+            else:
+                number, closes = divmod(ord(found.group()) - self.first, 2)
+                marks.append(Mark(position, number, not closes))
+        pieces.append(rendered[taken:])
+        return Marked("".join(pieces), marks, generations)
+
+    def with_printed_generation_tags(self, template: str) -> str:
+        """A template whose ``{% generation %}`` tags print marks instead.
+
+        An if-block stands for each tag, so that jinja's white-space rules for block tags stay as they were.
+        """
+
+        def printed(tag: re.Match[str]) -> str:
+            mark = self.generation_end if tag.group(2) else self.generation_start
+            return f"{{%{tag.group(1)} if true %}}{{{{ '{mark}' }}}}{{% endif {tag.group(3)}%}}"
+
+        return _GENERATION_TAG.sub(printed, template)
+
+
+ALPHABETS = (Alphabet(0x100000), Alphabet(0xF0000))
+
+
+def alphabet_for(text: str) -> Alphabet | None:
+    """An alphabet of which the text holds no character."""
+    return next((a for a in ALPHABETS if not a.is_in(text)), None)
+
+
+def has_generation_tags(template: str) -> bool:
+    """Whether a template marks what the model generates."""
+    return _GENERATION_TAG.search(template) is not None
 
 
 class Mark(NamedTuple):
@@ -45,15 +107,11 @@ class Marked(NamedTuple):
     generations: list[tuple[int, int]]
 
 
-def has_marks(text: str) -> bool:
-    """Whether a text holds characters that are used as marks."""
-    return _MARKS.search(text) is not None
-
-
 class Marker:
     """Hands out marks, and remembers which message each marked text belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, alphabet: Alphabet) -> None:
+        self.alphabet = alphabet
         self.owners: list[int] = []
 
     def message(self, message: Mapping[str, Any], index: int, level: Level) -> dict[str, Any]:
@@ -75,13 +133,13 @@ class Marker:
     def _text(self, text: str, index: int, *, both: bool) -> str:
         # Inside the outer white space, so that a template that trims still trims.
         core = text.strip()
-        if not core or len(self.owners) >= MOST_TEXTS:
+        if not core or len(self.owners) >= self.alphabet.most_texts:
             return text
-        code = FIRST + 2 * len(self.owners)
+        before, after = self.alphabet.pair(len(self.owners))
         self.owners.append(index)
         start = text.index(core[0])
-        left = chr(code) if both else ""
-        return text[:start] + left + core + chr(code + 1) + text[start + len(core) :]
+        left = before if both else ""
+        return text[:start] + left + core + after + text[start + len(core) :]
 
 
 def _mark_content(content: Any, mark: Callable[[str], str]) -> Any:
@@ -117,45 +175,3 @@ def _mark_leaves(value: Any, mark: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_mark_leaves(item, mark) for item in value]
     return value
-
-
-def read_marks(rendered: str) -> Marked:
-    """Take the marks out of a rendering and say where they were."""
-    pieces: list[str] = []
-    marks: list[Mark] = []
-    generations: list[tuple[int, int]] = []
-    position = taken = begun = 0
-    for found in _MARKS.finditer(rendered):
-        piece = rendered[taken : found.start()]
-        pieces.append(piece)
-        position += len(piece)
-        taken = found.end()
-        code = ord(found.group())
-        if found.group() == GENERATION_START:
-            begun = position
-        elif found.group() == GENERATION_END:
-            generations.append((begun, position))
-        else:
-            marks.append(Mark(position, (code - FIRST) // 2, (code - FIRST) % 2 == 0))
-    pieces.append(rendered[taken:])
-    return Marked("".join(pieces), marks, generations)
-
-
-def with_printed_generation_tags(template: str) -> str | None:
-    """A template whose ``{% generation %}`` tags print marks instead; None for a template without the tags.
-
-    An if-block stands for each tag, so that jinja's white-space rules for block tags stay as they were.
-    """
-    if not _GENERATION_TAG.search(template):
-        return None
-
-    def printed(tag: re.Match[str]) -> str:
-        character = GENERATION_END if tag.group(2) else GENERATION_START
-        return f"{{%{tag.group(1)} if true %}}{{{{ '{character}' }}}}{{% endif {tag.group(3)}%}}"
-
-    return _GENERATION_TAG.sub(printed, template)
-
-
-def texts_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """All text of the messages in one string, to search it."""
-    return str(messages)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from .encoding import Encoder, Span, common_prefix_length
 from .marks import (
+    Alphabet,
     Level,
     Marked,
     Marker,
-    has_marks,
-    read_marks,
-    texts_of,
-    with_printed_generation_tags,
+    alphabet_for,
+    has_generation_tags,
 )
 from .turns import Marking, Turn, TurnFinder
 
@@ -73,13 +72,19 @@ class ChatRenderer:
         template = self.options.get("chat_template")
         self.template: str = tokenizer.get_chat_template(template, self.tools)
         self.options.pop("chat_template", None)
-        self.tagged_template = with_printed_generation_tags(self.template)
+        self.has_tags = has_generation_tags(self.template)
         spelled = sorted(self.encoder.control_tokens, key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self._tagged: dict[Alphabet, str] = {}
         self._found: dict[tuple[Any, ...], Any] = {}
 
     def render(
-        self, messages: Messages, *, prompt: bool = False, go_on: bool = False, tagged: bool = False
+        self,
+        messages: Messages,
+        *,
+        prompt: bool = False,
+        go_on: bool = False,
+        template: str | None = None,
     ) -> str:
         """The plain rendering; ``prompt`` adds the generation prompt, ``go_on`` leaves the last turn open."""
         return self.tokenizer.apply_chat_template(
@@ -88,26 +93,35 @@ class ChatRenderer:
             tokenize=False,
             add_generation_prompt=prompt,
             continue_final_message=go_on,
-            chat_template=self.tagged_template if tagged else self.template,
+            chat_template=template or self.template,
             **self.options,
         )
 
-    def locate(self, messages: Messages, *, headers: bool = False) -> Rendering:
-        """Render a whole conversation and find the assistant's turns in it."""
+    def locate(self, messages: Messages, *, headers: bool = False, turns: bool = True) -> Rendering:
+        """Render a whole conversation and find the assistant's turns in it.
+
+        Args:
+            messages: the conversation.
+            headers: find the headers of the turns, too.
+            turns: find the turns; without, only spelled control tokens are looked for.
+        """
         plain = self.render(messages)
+        if not turns and not self._spells_controls(messages):
+            return Rendering(plain, [], {}, [], [], 0)
         marking = self._mark(messages, plain)
         contents = _content_spans(marking)
         spelled = self._spelled_controls(messages, plain, contents)
         finder = TurnFinder(self, messages, marking, headers=headers)
-        turns, unlocated = [], []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                turn = finder.find(index)
-                if turn is None:
-                    unlocated.append(index)
-                else:
-                    turns.append(turn)
-        return Rendering(plain, turns, contents, spelled, unlocated, _tail_start(marking.found))
+        places = [k for k, m in enumerate(messages) if turns and m["role"] == "assistant"]
+        found = {k: finder.find(k) for k in places}
+        return Rendering(
+            plain,
+            [turn for turn in found.values() if turn is not None],
+            contents,
+            spelled,
+            [k for k, turn in found.items() if turn is None],
+            _tail_start(marking.found),
+        )
 
     def locate_prompt(self, messages: Messages) -> Rendering:
         """Render a prompt with its generation prompt, or left open if the assistant speaks last."""
@@ -115,7 +129,7 @@ class ChatRenderer:
         plain = self.render(messages, prompt=not go_on, go_on=go_on)
         marking = self._mark(messages, plain, prompt=not go_on, go_on=go_on)
         contents = _content_spans(marking)
-        spelled = self._spelled_controls(messages, plain, contents)
+        spelled = self._spelled_controls(messages, plain, contents, prompt=not go_on, go_on=go_on)
         return Rendering(plain, [], contents, spelled, [], _tail_start(marking.found))
 
     def _mark(self, messages: Messages, plain: str, **how: bool) -> Marking:
@@ -127,11 +141,12 @@ class ChatRenderer:
             lambda: self._levels_one_by_one(messages, plain, **how),
             lambda: ["none"] * count,
         ]
-        for levels in attempts if not has_marks(plain) else []:
+        alphabet = alphabet_for(plain)
+        for levels in attempts if alphabet else []:
             marking = self._try(messages, levels(), plain, **how)
             if marking is not None:
                 return marking
-        return Marking([dict(m) for m in messages], [], Marked(plain, [], []))
+        return Marking([dict(m) for m in messages], [], Marked(plain, [], []), None)
 
     def _levels_one_by_one(self, messages: Messages, plain: str, **how: bool) -> list[Level]:
         chosen: list[Level] = ["none"] * len(messages)
@@ -147,49 +162,67 @@ class ChatRenderer:
     def _try(
         self, messages: Messages, levels: Sequence[Level], plain: str, **how: bool
     ) -> Marking | None:
-        marker = Marker()
+        alphabet = alphabet_for(plain)
+        if alphabet is None:
+            return None
+        marker = Marker(alphabet)
         marked = [
             marker.message(m, i, level)
             for i, (m, level) in enumerate(zip(messages, levels, strict=True))
         ]
+        template = self._printing(alphabet) if self.has_tags and not how else None
         try:
-            rendered = self.render(
-                marked, tagged=self.tagged_template is not None and not how, **how
-            )
-        except (
-            Exception
-        ):  # a template may raise anything on a marked value; the plain one did render
+            rendered = self.render(marked, template=template, **how)
+        except Exception:  # a template may raise anything on a value that is marked
             return None
-        found = read_marks(rendered)
-        return Marking(marked, marker.owners, found) if found.text == plain else None
+        found = alphabet.read(rendered)
+        return Marking(marked, marker.owners, found, alphabet) if found.text == plain else None
+
+    def _printing(self, alphabet: Alphabet) -> str:
+        """The template with generation tags that print marks."""
+        if alphabet not in self._tagged:
+            self._tagged[alphabet] = alphabet.with_printed_generation_tags(self.template)
+        return self._tagged[alphabet]
+
+    def _spells_controls(self, messages: Messages) -> bool:
+        return self.control_tokens != "encode" and self.control.search(str(messages)) is not None
 
     def _spelled_controls(
-        self, messages: Messages, text: str, contents: Mapping[int, list[Span]]
+        self, messages: Messages, text: str, contents: Mapping[int, list[Span]], **how: bool
     ) -> list[Span]:
-        if self.control_tokens == "encode" or not self.control.search(texts_of(messages)):
+        """Where messages spell control tokens that are to be ordinary text."""
+        if not self._spells_controls(messages):
             return []
-        spans: list[Span] = []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant" and self.control_tokens != "all":
-                continue
-            written = self.control.search(
-                texts_of([{k: v for k, v in message.items() if k != "role"}])
+        guarded = [
+            k
+            for k, message in enumerate(messages)
+            if self.control_tokens == "all" or message["role"] != "assistant"
+        ]
+        spans = {
+            (start + spelled.start(), start + spelled.end())
+            for k in guarded
+            for start, end in contents.get(k, [])
+            for spelled in self.control.finditer(text[start:end])
+        }
+        without = [self._without_controls(m) if k in guarded else m for k, m in enumerate(messages)]
+        real = len(self.control.findall(self.render(without, **how)))
+        if len(self.control.findall(text)) - len(spans) != real:
+            token = self.control.search(str([messages[k] for k in guarded]))
+            raise ValueError(
+                f"a message spells the control token {token.group() if token else ''!r} where this template "
+                "rewrites it, so that it cannot be kept apart from a real one; remove it from the text or "
+                "pass control_tokens='encode'"
             )
-            if written is None:
-                continue
-            found = [
-                (start + m.start(), start + m.end())
-                for start, end in contents.get(index, [])
-                for m in self.control.finditer(text[start:end])
-            ]
-            if not contents.get(index) and written.group() in text:
-                raise ValueError(
-                    f"message {index} ({message['role']}) spells the control token {written.group()!r} and this "
-                    "template rewrites the message, so it cannot be kept apart from a real one; remove it "
-                    "from the text or pass control_tokens='encode'"
-                )
-            spans += found
-        return sorted(set(spans))
+        return sorted(spans)
+
+    def _without_controls(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.control.sub("x", value)
+        if isinstance(value, Mapping):
+            return {k: v if k == "role" else self._without_controls(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._without_controls(v) for v in value]
+        return value
 
     def starting_token(self, text: str) -> str | None:
         """The control token that a text begins with."""

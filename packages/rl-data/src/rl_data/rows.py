@@ -264,8 +264,10 @@ class RowTokenizer:
         cleaned = clean_messages(messages, column, self._feature(column))
         flags = [m.get("train") for m in messages]
         chat = self.chat(row)
-        rendering = chat.locate(cleaned, headers=self.train_header)
         only_turns = only_turns or self.assistant_only_loss
+        rendering = chat.locate(
+            cleaned, headers=self.train_header, turns=only_turns or False in flags
+        )
         spans = trained_spans(
             rendering,
             cleaned,

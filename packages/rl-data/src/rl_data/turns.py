@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .encoding import Span, common_prefix_length
-from .marks import Mark, Marked, read_marks
+from .marks import Alphabet, Mark, Marked
 
 if TYPE_CHECKING:
     from .renderer import ChatRenderer
@@ -44,11 +44,13 @@ class Marking(NamedTuple):
         messages: the marked messages.
         owners: the message of each marked text.
         found: the rendering without the marks, and their places.
+        alphabet: the marks' characters; None where there are no marks.
     """
 
     messages: Sequence[Mapping[str, Any]]
     owners: Sequence[int]
     found: Marked
+    alphabet: Alphabet | None
 
 
 class Located(NamedTuple):
@@ -161,9 +163,11 @@ class TurnFinder:
         if count == 0:
             return None
         try:
-            return read_marks(self.chat.render(self.marking.messages[:count], prompt=prompt))
+            rendered = self.chat.render(self.marking.messages[:count], prompt=prompt)
         except Exception:  # a template may raise anything, e.g. that the user has to speak last
             return None
+        alphabet = self.marking.alphabet
+        return alphabet.read(rendered) if alphabet else Marked(rendered, [], [])
 
     def _tail(self, count: int, before: Mark | None, *, prompt: bool = False) -> str | None:
         """What the rendering of the first ``count`` messages holds after the mark ``before``."""
