@@ -1,4 +1,4 @@
-"""A tiny model, its tokenizer and prompts, all built here; float32 so that values can be compared."""
+"""A tiny model, its tokenizer, prompts and a scripted engine; float32, so values compare."""
 
 import pytest
 import torch

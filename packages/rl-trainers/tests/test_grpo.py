@@ -302,7 +302,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     trainer = trainer_of(model, tokenizer, prompts, settings)
     model.lm_head.weight.register_hook(lambda g: g * math.inf)
     before = weights(model)
-    with pytest.raises(FloatingPointError, match="gradient of .* is not finite at step 1"):
+    with pytest.raises(FloatingPointError, match=r"gradient of .* is not finite at step 1"):
         trainer.train()
     assert torch.equal(weights(model), before)
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_a_reward_is_refused():
         RewardRunner(["exact"])
     with pytest.raises(ValueError, match="no reward function"):
         RewardRunner([])
-    with pytest.raises(ValueError, match="2 entries for 1 reward functions"):
+    with pytest.raises(ValueError, match=r"2 entries for 1 reward functions"):
         RewardRunner(length, weights=[1.0, 2.0])
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.run(rest)
     except KeyboardInterrupt:
         return _fail("stopped by the keyboard")
-    # What the layers below raise for bad input; anything else is a fault of ours and is shown whole.
+    # What the layers below raise for bad input; anything else is our fault and is shown whole.
     except (ValueError, TypeError, FileNotFoundError, ImportError, RuntimeError) as error:
         if "--traceback" in arguments:
             raise

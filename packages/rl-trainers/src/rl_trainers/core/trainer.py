@@ -109,7 +109,7 @@ class BaseTrainer(Trainer):
 
     @property
     def rank_factor(self) -> int:
-        """Undoes the averaging of gradients over ranks: losses here are sums over a global count."""
+        """Undoes the averaging of gradients over ranks: a loss is a sum over a global count."""
         return self.accelerator.num_processes
 
     def compute_loss_context_manager(self) -> ExitStack:

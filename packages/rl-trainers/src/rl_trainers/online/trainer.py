@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_data import tokenize_prompt
-from rl_decode import decode_completions
 from rl_decode.stops import collect_stop_ids
 from rl_models import score_tokens
 from rl_trainers.core.trainer import BaseTrainer
 from rl_trainers.online.checks import check_rows, compare_with_engine
 from rl_trainers.online.completions_log import write_completions
 from rl_trainers.online.config import OnlineConfig
+from rl_trainers.online.measure import measure_groups, measure_rewards
 from rl_trainers.online.plan import Plan, WindowLoader, WindowSampler
+from rl_trainers.online.sample import sample_groups, set_rewards, shown_to_rewards
 from rl_trainers.online.window import Group, MicroBatch, collate_groups, split_evenly
 from rl_trainers.rewards import RewardRunner, load_reward_function
 from rl_trainers.rollouts import InProcessEngine, RolloutEngine, SamplingParams
+
+RESUMED_INSIDE_A_WINDOW = (
+    "the run resumed inside a window of completions that is used for several updates; the window "
+    "is sampled anew from the resumed weights, so the run will not equal an unbroken one. Save at "
+    "multiples of steps_per_generation / gradient_accumulation_steps * num_iterations steps"
+)
+
+Groups = Sequence[Group]
 
 
 class OnlineTrainer(BaseTrainer):
@@ -74,6 +82,7 @@ class OnlineTrainer(BaseTrainer):
         self._denominators: list[Tensor] = []
         self._micro_step = 0
         self._extra: dict[str, list[Any]] = {}
+        self._tokens, self._tokens_since = 0, time.perf_counter()
 
     # --- what a method defines -------------------------------------------------------------
 
@@ -134,6 +143,8 @@ class OnlineTrainer(BaseTrainer):
             self._micro_step = self.state.global_step * accumulation
         place = self._micro_step % (micro_steps * self.args.num_iterations)
         if place == 0 or not self._parts:
+            if place:
+                warnings.warn(RESUMED_INSIDE_A_WINDOW, stacklevel=2)
             self._fill_window(inputs, micro_steps)
         self._micro_step += 1
         place %= micro_steps
@@ -173,14 +184,14 @@ class OnlineTrainer(BaseTrainer):
         self.engine.sync_weights(self.accelerator.unwrap_model(self.model_wrapped))
         seed = self.args.seed + 1 + self.state.global_step
         seed += 100_003 * self.accelerator.process_index
-        groups = self._sample(rows, self.args.num_generations, self.args.sampling(), seed=seed)
+        groups = self._sample(rows, self.args.num_generations, self.args.sampling(), seed)
         generated = time.perf_counter()
         self._reward(groups)
         self._set_advantages(groups)
-        tokens = sum(len(r.ids) for g in groups for r in g.rollouts)
         self.metrics.add("seconds/generate", generated - started)
         self.metrics.add("seconds/reward", time.perf_counter() - generated)
-        self._measure(groups, tokens)
+        measure_groups(self.metrics, groups)
+        self._tokens += sum(len(g.prompt_ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
         if self.args.log_completions:
             write_completions(
                 Path(str(self.args.output_dir)),
@@ -192,73 +203,31 @@ class OnlineTrainer(BaseTrainer):
             )
         return groups
 
-    def _sample(
-        self, rows: Sequence[Mapping[str, Any]], n: int, sampling: SamplingParams, *, seed: int
-    ) -> list[Group]:
-        """Groups of ``n`` completions, decoded and not yet rewarded."""
-        template = self.args.chat_template_kwargs or {}
-        prompts = [tokenize_prompt(row, self.processing_class, **template) for row in rows]
-        rollouts = self.engine.generate([p.ids for p in prompts], n, sampling, seed=seed)
-        groups = []
-        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            mine = rollouts[i * n : (i + 1) * n]
-            completions = decode_completions(
-                [rollout.ids for rollout in mine],
-                self.processing_class,
-                stop_ids=self.stop_ids,
-                opened=prompt.opened,
-                max_length=sampling.max_new_tokens,
-            )
-            groups.append(Group(dict(row), prompt.ids, row["prompt"], mine, completions))
-        return groups
+    def _sample(self, rows: Sequence[Any], n: int, sampling: SamplingParams, seed: int) -> Groups:
+        return sample_groups(
+            self.engine,
+            self.processing_class,
+            rows,
+            n=n,
+            sampling=sampling,
+            seed=seed,
+            stop_ids=self.stop_ids,
+            chat_template_kwargs=self.args.chat_template_kwargs,
+        )
 
-    def _reward(self, groups: Sequence[Group], prefix: str = "") -> None:
-        """Fill in the rewards of ``groups``."""
+    def _reward(self, groups: Groups, prefix: str = "") -> None:
+        """Fill in the rewards of ``groups`` and measure them."""
         self._extra = {}
-        count = sum(len(group.rollouts) for group in groups)
-        scored = self.rewards(self._shown(groups, prefix), count=count)
-        for reason, failed in scored.failures.items():
-            self.metrics.add(f"{prefix}rewards_failed/{reason.split(':')[0]}", failed)
-            warnings.warn(f"reward not given {failed} times: {reason}", stacklevel=2)
-        place = 0
-        for group in groups:
-            end = place + len(group.rollouts)
-            group.rewards = scored.total[place:end]
-            group.rewards_by_function = scored.by_function[place:end]
-            group.trained = [
-                not reward.isnan()
-                and not (self.args.mask_truncated_completions and r.finish_reason == "length")
-                for reward, r in zip(group.rewards, group.rollouts, strict=True)
-            ]
-            place = end
-        self.metrics.add_values(f"{prefix}reward", scored.total)
-        for column, name in enumerate(scored.names):
-            self.metrics.add_values(f"{prefix}rewards/{name}", scored.by_function[:, column])
-        self.metrics.add(f"{prefix}not_scorable", scored.total.isnan().sum(), count)
-
-    def _shown(self, groups: Sequence[Group], prefix: str) -> dict[str, Any]:
-        """What reward functions see: a list entry a completion under every name."""
-        pairs = [(group, c) for group in groups for c in group.completions]
-        columns = {
-            key: [group.row[key] for group, _ in pairs] for key in groups[0].row if key != "prompt"
-        }
-        texts = [
-            c.text if isinstance(g.prompt, str) else [{"role": "assistant", "content": c.text}]
-            for g, c in pairs
-        ]
-        return columns | {
-            "prompts": [group.prompt for group, _ in pairs],
-            "completions": texts,
-            "completion_ids": [c.ids for _, c in pairs],
-            "answers": [c.answer for _, c in pairs],
-            "states": [c.state for _, c in pairs],
-            "finish_reasons": [c.finish_reason for _, c in pairs],
+        shown = shown_to_rewards(groups) | {
             "trainer_state": self.state,
             "log_metric": lambda name, value: self.metrics.add(f"{prefix}{name}", value),
             "log_extra": self._extra.__setitem__,
         }
+        scored = self.rewards(shown, count=sum(len(group.rollouts) for group in groups))
+        set_rewards(groups, scored, train_truncated=not self.args.mask_truncated_completions)
+        measure_rewards(self.metrics, scored, prefix)
 
-    def _set_advantages(self, groups: Sequence[Group]) -> None:
+    def _set_advantages(self, groups: Groups) -> None:
         """Advantages over the windows of all ranks: a batch-wide scale needs every reward."""
         own = torch.cat([group.rewards for group in groups]).to(self.accelerator.device)
         rewards = self.accelerator.gather(own) if self.accelerator.num_processes > 1 else own
@@ -269,7 +238,7 @@ class OnlineTrainer(BaseTrainer):
 
     # --- micro-batches ------------------------------------------------------------------------
 
-    def _denominator(self, groups: Sequence[Group]) -> Tensor:
+    def _denominator(self, groups: Groups) -> Tensor:
         """The part of these groups, those without signal included."""
         lengths = [
             len(r.ids) if trained else 0
@@ -289,7 +258,7 @@ class OnlineTrainer(BaseTrainer):
             live += [group for group in groups if not group.has_signal]
         return live
 
-    def _collate(self, groups: Sequence[Group]) -> MicroBatch:
+    def _collate(self, groups: Groups) -> MicroBatch:
         return collate_groups(
             groups, pad_token_id=self.engine_pad_id, device=self.accelerator.device
         )
@@ -356,7 +325,7 @@ class OnlineTrainer(BaseTrainer):
                 batch,
                 self.args.eval_num_generations,
                 self.args.eval_sampling(),
-                seed=self.args.seed + mine[first],
+                self.args.seed + mine[first],
             )
             self._reward(groups, prefix)
         results, self.metrics = self.metrics.drain(self.sum_over_ranks), kept
@@ -366,28 +335,12 @@ class OnlineTrainer(BaseTrainer):
         )
         return results
 
-    def _measure(self, groups: Sequence[Group], tokens: int) -> None:
-        metrics = self.metrics
-        rollouts = [r for group in groups for r in group.rollouts]
-        for reason in ("stop", "length"):
-            ended = sum(r.finish_reason == reason for r in rollouts)
-            metrics.add(f"finish_reason/{reason}", ended, len(rollouts))
-        lengths = torch.tensor([len(r.ids) for r in rollouts], dtype=torch.float64)
-        metrics.add_values("completion_length", lengths)
-        silent = sum(not group.has_signal for group in groups)
-        metrics.add("groups_without_signal", silent, len(groups))
-        self._tokens_sampled += tokens + sum(len(group.prompt_ids) for group in groups)
-
-    _tokens_sampled = 0
-    _tokens_since = 0.0
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens per second (prompts and completions, wall time) to the log line."""
         now = time.perf_counter()
-        if "loss" in logs and self._tokens_since:
-            logs["tokens_per_second"] = self._tokens_sampled / (now - self._tokens_since)
-        if "loss" in logs or not self._tokens_since:
-            self._tokens_sampled, self._tokens_since = 0, now
+        if "loss" in logs:
+            logs["tokens_per_second"] = self._tokens / (now - self._tokens_since)
+            self._tokens, self._tokens_since = 0, now
         super().log(logs, start_time)
 
     # --- construction -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def split_evenly(groups: Sequence[Group], parts: int) -> list[list[Group]]:
     cuts = [0]
     for part in range(parts):
         cuts.append(cuts[-1] + short + (part < longer))
-    return [list(groups[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [list(groups[a:b]) for a, b in pairwise(cuts)]
 
 
 def _stack(rows: Sequence[list[Tensor] | None], width: int, device: Any) -> Tensor | None:

@@ -29,9 +29,10 @@ class InProcessEngine:
     """Generate with a ``transformers`` causal model in this process.
 
     With ``autocast_dtype`` the engine keeps a copy whose linear weights already have that type,
-    adapters merged in and everything else staying as it is. Run under autocast this computes what the trainer's own
-    autocast forward computes, without casting every weight at every token; the weights being
-    trained are read, never changed. Without it the model itself is used and nothing is copied.
+    adapters merged in and everything else staying as it is. Run under autocast this computes what
+    the trainer's own autocast forward computes, without casting every weight at every token; the
+    weights being trained are read, never changed. Without it the model itself is used and nothing
+    is copied.
 
     Args:
         model: the model being trained.
