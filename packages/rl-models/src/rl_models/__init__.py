@@ -16,6 +16,7 @@ from rl_models.reference import (
 )
 from rl_models.reference_cache import CachedReference, weights_hash
 from rl_models.scoring import TokenScores, score_tokens
+from rl_models.tokenizer_files import save_tokenizer
 from rl_models.value_head import AutoModelForCausalLMWithValueHead, ValueHead
 from rl_models.wrapper import PreTrainedModelWrapper
 
@@ -40,6 +41,7 @@ __all__ = [
     "load_tokenizer",
     "merged_weights",
     "move_towards",
+    "save_tokenizer",
     "score_tokens",
     "weights_hash",
 ]

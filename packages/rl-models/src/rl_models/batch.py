@@ -84,11 +84,8 @@ class SequenceBatch:
         """The rows `index` as a batch of their own, without columns that are padding in all."""
         used = self.attended()[index].any(0).nonzero()
         width = int(used.max()) + 1 if len(used) else 0
-        picked = {
-            name: None if (value := getattr(self, name)) is None else value[index, :width]
-            for name in ("input_ids", "score_mask", "attention_mask", "position_ids")
-        }
-        return SequenceBatch(**picked)
+        columns = (self.input_ids, self.score_mask, self.attention_mask, self.position_ids)
+        return SequenceBatch(*(None if x is None else x[index, :width] for x in columns))  # type: ignore[arg-type]
 
     def samples(self) -> tuple[SequenceBatch, tuple[Tensor, Tensor]]:
         """Every sample in a row of its own, padded on the right, and where each token went.

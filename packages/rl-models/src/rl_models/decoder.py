@@ -92,6 +92,6 @@ def _widen(cache: DynamicCache, index: Tensor, prompts: int) -> None:
     recurrent = any(hasattr(layer, "update_recurrent_state") for layer in cache.layers)
     if recurrent or rest or not torch.equal(index, even):
         # index_select, whose backward is a plain index_add, unlike that of advanced indexing.
-        cache.reorder_cache(index)
+        cache.reorder_cache(index)  # type: ignore[arg-type]
     else:
         cache.batch_repeat_interleave(repeats)

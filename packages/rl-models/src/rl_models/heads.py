@@ -30,7 +30,7 @@ class Head:
     softcap: float | None
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> Any:
     """The transformers model inside a value-head wrapper or a PEFT model (adapters stay active).
 
     Raises:
@@ -42,15 +42,15 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"score_tokens got a {type(model).__name__}, whose gradient sync runs only in its own "
             "forward; call score_tokens inside the forward of the module that is wrapped"
         )
-    model = getattr(model, "pretrained_model", model)
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        if model.active_peft_config.is_prompt_learning:
+    inner: Any = getattr(model, "pretrained_model", model)
+    if hasattr(inner, "peft_config") and hasattr(inner, "get_base_model"):
+        if inner.active_peft_config.is_prompt_learning:
             raise ValueError(
                 "the active adapter puts virtual tokens before the prompt, which shifts every "
                 "position; use a LoRA-like adapter"
             )
-        model = model.get_base_model()
-    return model
+        inner = inner.get_base_model()
+    return inner
 
 
 def say_once(model: nn.Module, message: str) -> None:
@@ -183,7 +183,7 @@ def head_logps(
         return nothing, nothing if entropy else None
     output = model.get_output_embeddings()
     if type(output) is nn.Linear and "forward" not in vars(output):
-        fused = linear_selective_log_softmax(
+        fused: Any = linear_selective_log_softmax(
             hidden,
             output.weight,
             index,

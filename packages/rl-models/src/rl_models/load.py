@@ -76,9 +76,10 @@ def load_causal_lm(
         if quantization is not None:
             arguments["quantization_config"] = _bitsandbytes_config(quantization, dtype)
     with _one_clear_error(source):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, output_loading_info=True, **arguments
         )
+    model, info = loaded
     _refuse_invented_weights(source, info)
     _align(model)
     return model
@@ -121,7 +122,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) 
     Raises:
         ModelLoadError: the tokenizer's highest id is past the last row of the embedding.
     """
-    rows = model.get_input_embeddings().weight.shape[0]
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= rows:
         raise ModelLoadError(

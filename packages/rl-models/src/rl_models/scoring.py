@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -117,16 +117,28 @@ def _put_together(
 ) -> TokenScores:
     """The parts' rows in the order and width of the whole batch."""
     shape = (batch.input_ids if isinstance(batch, SequenceBatch) else batch.completion_ids).shape
-    whole: list[Tensor | None] = []
-    for values in zip(*parts, strict=True):
-        if values[0] is None:
-            whole.append(None)
-            continue
-        full = values[0].new_zeros(*shape, *values[0].shape[2:])
-        for chunk, value in zip(chunks, values, strict=True):
-            full[chunk, : value.shape[1]] = value
-        whole.append(full)
-    return TokenScores(*whole)
+
+    def whole(parts: Sequence[Tensor]) -> Tensor:
+        full = parts[0].new_zeros(*shape, *parts[0].shape[2:])
+        for chunk, part in zip(chunks, parts, strict=True):
+            full[chunk, : part.shape[1]] = part
+        return full
+
+    logps, entropies, states = zip(*parts, strict=True)
+    return TokenScores(
+        whole(logps),
+        None if entropies[0] is None else whole(entropies),
+        None if states[0] is None else whole(states),
+    )
+
+
+def _changed(scores: TokenScores, change: Callable[[Tensor], Tensor]) -> TokenScores:
+    """The same change to each tensor there is."""
+    return TokenScores(
+        change(scores.logps),
+        None if scores.entropy is None else change(scores.entropy),
+        None if scores.hidden is None else change(scores.hidden),
+    )
 
 
 def _score_as_rows(
@@ -137,7 +149,7 @@ def _score_as_rows(
     steps = torch.arange(batch.completion_ids.shape[1], device=batch.completion_ids.device)
     place = batch.prompt_lengths[batch.prompt_index][:, None] + steps
     rows = torch.arange(len(place), device=place.device)[:, None]
-    return TokenScores(*(None if x is None else x[rows, place] for x in scores))
+    return _changed(scores, lambda x: x[rows, place])
 
 
 def _score_rows(model: Any, head: Head | None, batch: SequenceBatch, **options: Any) -> TokenScores:
@@ -150,7 +162,7 @@ def _score_rows(model: Any, head: Head | None, batch: SequenceBatch, **options: 
     samples, place = batch.samples()
     scores = _score_causal_rows(model, head, samples, **options)
     attended = batch.attended()
-    return TokenScores(*(None if x is None else _in_place(x[place], attended) for x in scores))
+    return _changed(scores, lambda x: _in_place(x[place], attended))
 
 
 def _padded_on_the_right(batch: SequenceBatch) -> bool:
@@ -179,7 +191,7 @@ def _score_causal_rows(
         mask = None if packed else torch.ones_like(ids)
         states = run_decoder(decoder_of(model, head), ids, mask, positions)
         scores = _score_states(model, head, states[:, :-1], targets, scored, **options)
-    return TokenScores(*(None if x is None else _one_later(x) for x in scores))
+    return _changed(scores, _one_later)
 
 
 def _one_later(values: Tensor) -> Tensor:

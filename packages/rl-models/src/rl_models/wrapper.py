@@ -28,6 +28,7 @@ class PreTrainedModelWrapper(nn.Module):
     the part in one more safetensors file, its keys under `<part_name>.`.
     """
 
+    pretrained_model: Any
     part_name: ClassVar[str]
     part_options: ClassVar[tuple[str, ...]] = ()
 
