@@ -12,6 +12,7 @@ from rl_decode import (
     collect_stop_ids,
     decode_and_strip_padding,
     decode_completions,
+    ends_with_stop_string,
     render_reasoning,
     split_reasoning,
 )
@@ -201,6 +202,15 @@ def test_lists_arrays_and_tensors_give_the_same(bpe):
     assert decode_completions(torch.tensor(rows[0]), bpe) == expected[:1]
     assert decode_completions(rows[0], bpe) == expected[:1]
     assert decode_completions([], bpe) == []
+    stop = expected[0].ids[-1]
+    for stops in (stop, [stop], {stop}, torch.tensor(stop), torch.tensor([stop]), np.int64(stop)):
+        assert decode_completions(rows, bpe, stop_ids=stops) == expected
+    real = torch.tensor(full) != pad
+    for mask in (real, real.long(), real.numpy(), real.tolist(), list(real)):
+        assert decode_completions(full, bpe, attention_mask=mask) == expected
+    for opened in (torch.tensor([True, False]), np.array([True, False]), (True, False)):
+        states = [c.state for c in decode_completions(rows, bpe, opened=opened)]
+        assert states == ["incomplete", "absent"]
     assert all(type(i) is int for c in decode_completions(np.array(full), bpe) for i in c.ids)
 
 
@@ -240,6 +250,24 @@ def test_a_stop_string_before_and_after_special_tokens(bpe):
     assert got[0].raw_text == f"{tool}a{tool}b STOP"
     (got,) = decode_completions([encode(bpe, f"a{tool}b STOP c")], bpe, stop_strings=f"{tool}b S")
     assert (got.text, got.finish_reason) == ("a", "stop_string")
+
+
+def test_a_stop_string_in_a_run_of_bytes_is_found_at_once(sp, legacy_sp):
+    """One unfinished character makes such decoders give up the whole run before it."""
+    for tokenizer in (sp, legacy_sp):
+        ids = encode(tokenizer, "ab漢字漢字漢字")
+        (got,) = decode_completions([ids], tokenizer, stop_strings="字")
+        assert (got.text, got.raw_text) == ("ab漢", "ab漢字")
+        seen = [ends_with_stop_string(ids[:n], tokenizer, "字") for n in range(len(ids) + 1)]
+        assert seen.index("字") == len(got.ids)
+        assert seen.count("字") == 3
+
+
+def test_a_stop_string_that_takes_in_special_tokens_leaves_the_text_before_it(bpe):
+    ids = encode(bpe, "ab<|tool|>cd")
+    for stop, text in (("b<|to", "a"), ("<|tool|>c", "ab"), ("l|>c", "ab"), ("d", "abc")):
+        (got,) = decode_completions([ids], bpe, stop_strings=stop)
+        assert (got.text, got.finish_reason) == (text, "stop_string")
 
 
 def test_a_stop_string_inside_the_reasoning_leaves_it_incomplete(bpe):
@@ -319,6 +347,24 @@ def test_the_stops_are_collected_when_none_are_given(bpe):
         [row], bpe, stop_ids=collect_stop_ids(bpe)
     )
     assert decode_completions([row], bpe, stop_ids=())[0].text == "ab"
+
+
+def test_ids_of_added_tokens_above_a_gap_are_in_the_vocabulary():
+    class Gapped:
+        def __init__(self):
+            self.added_tokens_decoder = {9: "<call>"}
+            self.all_special_ids = []
+
+        def __len__(self):
+            return 3
+
+        def decode(self, ids):
+            return "".join("<call>" if i == 9 else "abc"[i] for i in ids)
+
+    (got,) = decode_completions([[0, 9]], Gapped(), stop_ids=())
+    assert got.raw_text == "a<call>"
+    with pytest.raises(ValueError, match="id 10 is outside the tokenizer's 10 ids"):
+        decode_completions([[0, 10]], Gapped(), stop_ids=())
 
 
 def test_bare_tokenizers_and_anything_that_decodes(bpe):

@@ -56,6 +56,8 @@ def test_ids_outside_the_vocabulary_are_refused_or_marked(any_tokenizer, wrong):
     got = decode_completions(rows, any_tokenizer, out_of_range="mark", stop_ids=[7])
     assert got[1].ids == rows[1]
     assert got[1].text.count("\ufffd") == 1
+    (last,) = decode_completions([[5, wrong]], any_tokenizer, out_of_range="mark", stop_ids=())
+    assert last.text.endswith("\ufffd")
     assert got[0] == decode_completions(rows[:1], any_tokenizer, stop_ids=[7])[0]
 
 
@@ -74,6 +76,12 @@ def test_ids_that_were_cut_away_are_not_looked_at(bpe):
         ({"stop_strings": [3]}, ValueError, "stop string 3"),
         ({"attention_mask": [[1], [1, 1]]}, ValueError, "attention_mask has rows of lengths"),
         ({"attention_mask": [[1, 1]]}, ValueError, "attention_mask has rows of lengths"),
+        ({"attention_mask": [[1, 1], None]}, TypeError, r"attention_mask\[1\] is None"),
+        ({"attention_mask": [[1, 1], [1, 7]]}, TypeError, r"attention_mask\[1\] is a list"),
+        ({"opened": None}, TypeError, r"opened\[0\] is None; give True or False"),
+        ({"opened": [True, "no"]}, TypeError, r"opened\[1\] is a str"),
+        ({"stop_ids": ["<eos>"]}, TypeError, r"stop_ids\[0\] is a str"),
+        ({"stop_ids": 1.5}, TypeError, "stop_ids is a float"),
         ({"out_of_range": "ignore"}, ValueError, "out_of_range='ignore'"),
     ],
 )

@@ -59,19 +59,49 @@ def _checked(ids: Any, name: str) -> list[int]:
     return [_to_id(item, f"{name}[{place}]") for place, item in enumerate(row)]
 
 
-def per_row(value: Any, count: int, name: str) -> list[Any]:
-    """A single value for each row, or one value a row.
+def to_masks(mask: Any) -> list[list[int]]:
+    """Rows of zeros and ones, or of truth values, from what `to_rows` takes.
+
+    Raises:
+        TypeError: with the place of the first row that holds anything else.
+    """
+    mask = mask.tolist() if hasattr(mask, "tolist") else list(mask)
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in mask]
+    if rows and all(isinstance(item, int) for item in rows):
+        rows = [rows]
+    for place, row in enumerate(rows):
+        if not isinstance(row, (list, tuple)) or not all(item in (0, 1) for item in row):
+            raise TypeError(f"attention_mask[{place}] is {_described(row)}; give rows of 0 and 1")
+    return [list(row) for row in rows]
+
+
+def to_ids(ids: Any, name: str) -> tuple[int, ...]:
+    """Distinct ids from one id, or from a list, set, array or tensor of them.
+
+    Raises:
+        TypeError: for anything else, with the place.
+    """
+    if isinstance(ids, int) or getattr(ids, "ndim", None) == 0:
+        ids = [ids]
+    return tuple(dict.fromkeys(to_row(ids, name)))
+
+
+def to_flags(value: Any, count: int, name: str) -> list[bool]:
+    """A truth value for each row, from one for all or one a row.
 
     Raises:
         ValueError: a list of the wrong length, with both counts.
+        TypeError: something that is no truth value.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} values for {count} rows; give one a row, or one")
-    return list(value)
+    flags = list(value) if isinstance(value, (list, tuple)) else [value] * count
+    if len(flags) != count:
+        raise ValueError(f"{name} has {len(flags)} values for {count} rows; give one a row, or one")
+    for place, flag in enumerate(flags):
+        if flag is None or not hasattr(flag, "__bool__"):
+            raise TypeError(f"{name}[{place}] is {_described(flag)}; give True or False")
+    return [bool(flag) for flag in flags]
 
 
 def _is_scalar(item: Any) -> bool:

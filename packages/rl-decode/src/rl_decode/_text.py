@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
-import re
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from rl_decode._characters import REPLACEMENT, whole_characters
 from rl_decode._trim import Trimmed
 from rl_decode._vocabulary import Vocabulary
 
 Reason = Literal["stop", "length", "stop_string", "empty"]
-
-REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no character
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
 
 
 class ReadRow(NamedTuple):
@@ -79,7 +74,7 @@ class TextReader:
             if row.reason == "stop":
                 raw = self._with_stop(raw, row.ids)
         if row.reason == "length" and text.endswith(REPLACEMENT):
-            text = self._without_cut_character(row.clean, text)
+            text = self._whole(row.clean, text)
         return ReadRow(row.ids, raw, text, row.reason)
 
     def _clean(self, ids: list[int]) -> list[int]:
@@ -92,6 +87,11 @@ class TextReader:
 
     def _decode(self, ids: list[int]) -> str:
         return self._decode_marked(ids) if self._mark else self._vocabulary.decode(ids)
+
+    def _whole(self, ids: list[int], text: str) -> str:
+        if self._mark and ids and not self.holds(min(ids), max(ids)):
+            return text  # its U+FFFD stands for an id, not for half a character
+        return whole_characters(self._vocabulary, ids, text)
 
     def _decode_marked(self, row: list[int]) -> str:
         """Decode with U+FFFD in the place of each id that the vocabulary lacks."""
@@ -119,69 +119,26 @@ class TextReader:
         low, high = 0, len(ids)  # ids[:high] hold one, ids[:low] do not
         while high - low > 1:
             middle = (low + high) // 2
-            text = self._decode(ids[:middle])
+            part = ids[:middle]
+            text = self._whole(part, self._decode(part))
             low, high = (low, middle) if any(s in text for s in strings) else (middle, high)
         ids = ids[:high]
         raw = self._decode(ids)
         # Of several in the last token, the one that was complete first; of these the longest.
-        _, start = min((raw.find(s) + len(s), raw.find(s)) for s in strings if s in raw)
-        return ReadRow(ids, raw, self._text_before(ids, raw, start), "stop_string")
+        found = min((s for s in strings if s in raw), key=lambda s: (raw.find(s) + len(s), -len(s)))
+        return ReadRow(ids, raw, self._text_before(ids, raw, found), "stop_string")
 
-    def _text_before(self, ids: list[int], raw: str, end: int) -> str:
-        """Clean text of ``raw[:end]``, where ``raw`` is the text of ``ids``."""
-        if self.dropped.isdisjoint(ids):
-            return raw[:end]
+    def _text_before(self, ids: list[int], raw: str, stop: str) -> str:
+        """Clean text before the stop string that the last of ``ids`` completes."""
+        text = raw if self.dropped.isdisjoint(ids) else self._decode(self._clean(ids))
+        before, found, _ = text.partition(stop)
+        if found:
+            return before
+        # The string takes in a special token: show what ends before it, token by token.
+        end = raw.find(stop)
         for count in range(len(ids) - 1, -1, -1):
             before = self._decode(ids[:count])
             if len(before) <= end and raw.startswith(before):
                 part = "" if ids[count] in self.dropped else raw[len(before) : end]
                 return self._decode(self._clean(ids[:count])) + part
         return ""
-
-    def _without_cut_character(self, ids: list[int], text: str) -> str:
-        """Hold back a last character of which the row has only the first bytes.
-
-        A U+FFFD that the model wrote, or bytes that no further byte could mend, stay.
-        """
-        fallback = [_BYTE_PIECE.fullmatch(self._vocabulary.piece(i) or "") for i in ids[-3:]]
-        if fallback and fallback[-1]:
-            # Such decoders give up the whole run of bytes for one bad end, so decode without it.
-            count = _unfinished(self._fallback_run(ids))
-            return self._decode(ids[:-count]) if count else text
-        tail = b"".join(_byte_level(self._vocabulary.piece(i) or "") for i in ids[-4:])
-        return text[:-1] if any(_unfinished(tail[-n:]) == n for n in (1, 2, 3)) else text
-
-    def _fallback_run(self, ids: list[int]) -> bytes:
-        values: list[int] = []
-        for i in reversed(ids):
-            match = _BYTE_PIECE.fullmatch(self._vocabulary.piece(i) or "")
-            if match is None:
-                break
-            values.append(int(match[1], 16))
-        return bytes(reversed(values))
-
-
-def _unfinished(data: bytes) -> int:
-    """How many bytes at the end of UTF-8 data begin a character that lacks its rest."""
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    try:
-        decoder.decode(data)
-    except UnicodeDecodeError:
-        return 0
-    return len(decoder.getstate()[0])
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others: Iterable[int] = (value for value in range(256) if value not in printable)
-    table = {chr(value): value for value in printable}
-    table.update({chr(256 + n): value for n, value in enumerate(others)})
-    return table
-
-
-_BYTES = _byte_alphabet()
-
-
-def _byte_level(piece: str) -> bytes:
-    return bytes(_BYTES[c] for c in piece) if all(c in _BYTES for c in piece) else b""

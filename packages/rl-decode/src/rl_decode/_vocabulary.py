@@ -24,11 +24,18 @@ class Vocabulary:
 
     @property
     def size(self) -> int | None:
-        """Number of ids, added tokens included; None where the tokenizer does not say."""
+        """One more than the highest id, None where the tokenizer does not say how many it has.
+
+        Added tokens may lie above a gap, so their number alone does not tell.
+        """
+        reader = getattr(self.tokenizer, "get_vocab_size", None)
         if hasattr(self.tokenizer, "__len__"):
-            return len(self.tokenizer)
-        size = getattr(self.tokenizer, "get_vocab_size", None)
-        return size() if callable(size) else None
+            count = len(self.tokenizer)
+        elif callable(reader):
+            count = reader()
+        else:
+            return None
+        return max([count, *(i + 1 for i in self.added_tokens())])
 
     @property
     def chat_template(self) -> str:

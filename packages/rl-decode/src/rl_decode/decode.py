@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from rl_decode._inputs import id_bounds, per_row, to_rows
+from rl_decode._inputs import id_bounds, to_flags, to_ids, to_masks, to_rows
 from rl_decode._text import TextReader
 from rl_decode._trim import masked_rows, trim_rows, without_left_padding
 from rl_decode._vocabulary import Vocabulary
@@ -50,7 +50,7 @@ def decode_completions(
     ids: Any,
     tokenizer: Any,
     *,
-    stop_ids: Iterable[int] | None = None,
+    stop_ids: Iterable[int] | int | None = None,
     stop_strings: Iterable[str] | str = (),
     format: str | ReasoningFormat | None = "auto",
     opened: bool | Sequence[bool] = False,
@@ -107,7 +107,7 @@ def decode_and_strip_padding(
     incomplete: Literal["empty", "keep", "error"] = "empty",
     format: str | ReasoningFormat | None = "auto",
     opened: bool | Sequence[bool] = False,
-    stop_ids: Iterable[int] | None = None,
+    stop_ids: Iterable[int] | int | None = None,
     stop_strings: Iterable[str] | str = (),
     attention_mask: Any = None,
     out_of_range: Literal["error", "mark"] = "error",
@@ -160,7 +160,7 @@ def decode_and_strip_padding(
 
 
 class _Stops(NamedTuple):
-    ids: Iterable[int] | None
+    ids: Iterable[int] | int | None
     strings: Iterable[str] | str
     max_length: int | None = None
 
@@ -182,9 +182,9 @@ def _complete(
     choice = _choose_format(reasoning[0], tokenizer)
     reader = TextReader(vocabulary, _kept_tokens(choice), out_of_range)
     rows, pad_id = to_rows(inputs), vocabulary.pad_id
-    opened = per_row(reasoning[1], len(rows), "opened")
+    opened = to_flags(reasoning[1], len(rows), "opened")
     if attention_mask is not None:
-        rows, pad_id = masked_rows(rows, to_rows(attention_mask)), None
+        rows, pad_id = masked_rows(rows, to_masks(attention_mask)), None
     elif answers_only:
         rows = [without_left_padding(row, pad_id) for row in rows]
     strings = collect_stop_strings(extra=stops.strings)
@@ -193,7 +193,7 @@ def _complete(
     trimmed = trim_rows(
         rows,
         pad_id=pad_id,
-        stops=tuple(collect_stop_ids(tokenizer) if stops.ids is None else stops.ids),
+        stops=collect_stop_ids(tokenizer) if stops.ids is None else to_ids(stops.ids, "stop_ids"),
         dropped=reader.dropped,
         max_length=stops.max_length,
     )
@@ -202,7 +202,7 @@ def _complete(
         if not checked:
             reader.check(row.ids, place)
         read = reader.read(row, strings, with_raw=not answers_only)
-        split = split_reasoning(read.text, format=choice, opened=bool(is_open))
+        split = split_reasoning(read.text, format=choice, opened=is_open)
         completions.append(
             Completion(read.ids, read.raw_text, read.text, *split, finish_reason=read.reason)
         )

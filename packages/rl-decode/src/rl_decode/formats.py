@@ -102,6 +102,15 @@ _ROWS = (
     ),
     _tags("apertus", "<|inner_prefix|>", "<|inner_suffix|>", "Apertus"),
     _tags("kimi", "◁think▷", "◁/think▷", "Kimi VL Thinking, Kimi 1.5"),
+    _tags("thought", "<thought>", "</thought>", "EXAONE Deep"),
+    ReasoningFormat(
+        "open_thoughts",
+        "<|begin_of_thought|>",
+        "<|end_of_thought|>",
+        "<|begin_of_solution|>",
+        "<|end_of_solution|>",
+        models="Sky-T1, Bespoke-Stratos, OpenThinker",
+    ),
     _tags("reasoning", "<reasoning>", "</reasoning>", "prompted models (GSM8K recipes)"),
     _tags("thinking", "<thinking>", "</thinking>", "prompted models"),
     # The two below are chosen by name, or by a template that spells them: their markers are
@@ -174,14 +183,18 @@ def detect_format(tokenizer: Any) -> ReasoningFormat | None:
     return None
 
 
-def recognise_format(text: str) -> ReasoningFormat | None:
-    """The format whose marker comes first in a text; None where the text holds no marker."""
+def recognise_format(text: str, *, opened: bool = False) -> ReasoningFormat | None:
+    """The format whose marker comes first in a text; None where the text holds no marker.
+
+    In a text that begins inside a block only a closing marker tells, for an opening one is text.
+    """
     best: tuple[int, ReasoningFormat] | None = None
     for row in _ROWS:
         if not row.in_text:
             continue
-        # Other templates than harmony's end turns with its <|end|>, so only its headers count.
-        signs = (_CHANNEL,) if row.channels else row.markers
+        signs = (row.close,) if opened else row.markers
+        if row.channels:  # other templates end turns with harmony's <|end|>
+            signs = (_CHANNEL,)
         places = [place for sign in signs if (place := text.find(sign)) >= 0]
         if places and (best is None or min(places) < best[0]):
             best = (min(places), row)

@@ -163,7 +163,7 @@ def _scan(
     _require_text(text)
     row = resolve_format(choice)
     if row is None and choice is not None:
-        row = recognise_format(text)
+        row = recognise_format(text, opened=opened)
     if row is None:
         if opened:
             return [Segment("reasoning", text)], "incomplete"

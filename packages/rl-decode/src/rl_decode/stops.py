@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from rl_decode._inputs import to_row
+from rl_decode._characters import byte_run_start, whole_characters
+from rl_decode._inputs import to_ids, to_row
 from rl_decode._vocabulary import Vocabulary
 from rl_decode.formats import detect_format
 
@@ -74,7 +75,7 @@ def collect_stop_strings(
 
 
 def cut_at_stop(
-    ids: Any, stop_ids: Iterable[int], *, max_length: int | None = None
+    ids: Any, stop_ids: Iterable[int] | int, *, max_length: int | None = None
 ) -> tuple[list[int], CutReason]:
     """Cut a completion after its first stop id.
 
@@ -100,7 +101,7 @@ def cut_at_stop(
     if max_length is not None and max_length < 0:
         raise ValueError(f"max_length={max_length}: give a length of 0 or more, or None")
     row = to_row(ids)[:max_length]
-    end = first_stop(row, stop_ids)
+    end = first_stop(row, to_ids(stop_ids, "stop_ids"))
     if end is not None:
         return row[: end + 1], "stop"
     return row, "length" if row else "empty"
@@ -118,7 +119,7 @@ def first_stop(row: Sequence[int], stop_ids: Iterable[int]) -> int | None:
 
 
 def ended_by_stop(
-    completion_ids: Any, stop_ids: Iterable[int], *, length: int | None = None
+    completion_ids: Any, stop_ids: Iterable[int] | int, *, length: int | None = None
 ) -> bool:
     """Whether a completion came to its own end, for a penalty on those that did not.
 
@@ -160,7 +161,11 @@ def ends_with_stop_string(
     # A token is at least one byte, save for special ones and pieces that decode to nothing.
     window = max(len(string.encode("utf-8", "surrogatepass")) for string in strings) + 8
     vocabulary = Vocabulary(tokenizer)
-    text, shorter = vocabulary.decode(row[-window:]), vocabulary.decode(row[-window:-1])
+    start = max(len(row) - window, 0)
+    row = row[byte_run_start(vocabulary, row, start) :]  # a run of bytes decodes as one
+    text, shorter = (
+        whole_characters(vocabulary, part, vocabulary.decode(part)) for part in (row, row[:-1])
+    )
     for string in strings:
         if text.count(string) > shorter.count(string):
             return string
