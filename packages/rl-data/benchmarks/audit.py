@@ -16,7 +16,25 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WORDS = "the answer to this question is found by adding both numbers and then taking half of them".split()
+WORDS = [
+    "the",
+    "answer",
+    "to",
+    "this",
+    "question",
+    "is",
+    "found",
+    "by",
+    "adding",
+    "both",
+    "numbers",
+    "and",
+    "then",
+    "taking",
+    "half",
+    "of",
+    "them",
+]
 
 
 def tokenizer():

@@ -1,4 +1,4 @@
-"""Best-fit packing of a million rows: time of the plan, of the whole dataset, and how full the packs are.
+"""Best-fit packing of a million rows: seconds for the plan and a dataset, and how full packs are.
 
 Run: python packages/rl-data/benchmarks/packing.py [rows] [pack length]
 """
@@ -38,7 +38,8 @@ def main():
     seconds = time.perf_counter() - begin
     fill = lengths.sum() / (len(bins) * capacity)
     print(
-        f"plan: {rows:,} rows into {len(bins):,} packs of {capacity:,}: {seconds:.2f} s, {fill:.2%} full"
+        f"plan: {rows:,} rows into {len(bins):,} packs of {capacity:,}: {seconds:.2f} s, "
+        f"{fill:.2%} full"
     )
 
     part = min(rows, 50_000)
@@ -49,7 +50,8 @@ def main():
         seconds = time.perf_counter() - begin
         fill = lengths[:part].sum() / (len(packed) * capacity)
         print(
-            f"{strategy}: {part:,} rows, {lengths[:part].sum():,} tokens: {seconds:.2f} s, {fill:.2%} full"
+            f"{strategy}: {part:,} rows, {lengths[:part].sum():,} tokens: {seconds:.2f} s, "
+            f"{fill:.2%} full"
         )
 
 

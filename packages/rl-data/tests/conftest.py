@@ -12,7 +12,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# How templates spell control tokens; those that are not special in the models' tokenizers are listed apart.
+# How templates spell control tokens; those that are not special in the models' tokenizers are
+# listed apart.
 SPELLED = re.compile(
     r"<[|｜][\w▁]+[|｜]>|</?think>|</?tool_call>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]"
 )
@@ -53,7 +54,7 @@ def bpe():
 
 @pytest.fixture(scope="session")
 def make_tokenizer(bpe):
-    """A byte-level BPE tokenizer with a template, and the template's control tokens as added tokens."""
+    """A byte-level BPE tokenizer with a template, whose control tokens are added tokens."""
 
     def make(template=CHATML, *, bos="<s>", eos="<|im_end|>", extra=(), adds_bos=False, **options):
         backend = Tokenizer.from_str(bpe)

@@ -161,7 +161,8 @@ def test_plain_prompts_open_a_block_only_at_their_very_end(tokenizer):
 
 def test_prompts_take_tools_and_keep_a_users_control_tokens_as_text(make_tokenizer):
     template = (
-        "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% for t in tools or [] %}{{ t.name }} "
+        "{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
     )
     tokenizer = make_tokenizer(template)

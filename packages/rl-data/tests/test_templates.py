@@ -1,4 +1,4 @@
-"""Exact assistant masks on the templates of real models (D6), headers (D7), and control tokens in content (D10)."""
+"""Exact masks on real models' templates (D6), headers (D7), control tokens in text (D10)."""
 
 import re
 
@@ -71,7 +71,8 @@ CONVERSATIONS = {
     "tooled": TOOLED,
 }
 
-# What each model generates, read off its template by hand: text after the generation prompt, end of turn included.
+# What each model generates, read off its template by hand: text after the generation prompt, end of
+# turn included.
 EXPECTED = {
     ("chatml_vllm", "talk"): ["Hello.<|im_end|>", " <b> 2\n"],  # leaves the last turn open
     ("cohere2", "talk"): [
@@ -103,7 +104,8 @@ EXPECTED = {
     ],
     ("gptoss", "reasoned"): [
         "<|channel|>final<|message|>A1<|end|>",
-        "<|channel|>analysis<|message|>R2 more<|end|><|start|>assistant<|channel|>final<|message|>A2<|return|>",
+        "<|channel|>analysis<|message|>R2 "
+        "more<|end|><|start|>assistant<|channel|>final<|message|>A2<|return|>",
     ],
     ("gptoss", "tooled"): [
         ' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "s": "x"}<|call|>',
@@ -219,7 +221,7 @@ def test_d6_a_template_with_markers_trains_exactly_the_marked_tokens(
 def test_d6_without_its_markers_the_same_template_trains_the_same_text(
     model_tokenizer, template_text, name, conversation
 ):
-    """Markers that take in the generation prompt or the newline after the end of turn differ by just that."""
+    """Markers that take in the generation prompt or the newline after a turn differ by that."""
     talk = CONVERSATIONS[conversation]
     text = template_text(f"{name}_training")
     marked = renderer(model_tokenizer(name, text), talk).locate(talk)
@@ -301,16 +303,16 @@ def test_d10_think_tags_in_the_assistants_text_stay_tokens(model_tokenizer):
     assert ids.count(think) == 1  # the template's own, in the last turn
 
 
+LOOP = "{% for m in messages %}"
 REWRITING = {
-    "upper case": "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}</{{ m.role }}>\n{% endfor %}"
+    "upper case": LOOP + "<{{ m.role }}>{{ m.content | upper }}</{{ m.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}",
-    "looks at how the text begins": "{% for m in messages %}[{{ m.role }}]{% if m.content.startswith('{') %}JSON "
-    "{% endif %}{{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
-    "prints the length": "{% for m in messages %}({{ m.role }} {{ m.content | length }}){{ m.content }};"
-    "{% endfor %}{% if add_generation_prompt %}(assistant {% endif %}",
-    "system last": "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% for m in messages if m.role == 'system' %}note: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "looks at how the text begins": LOOP
+    + "[{{ m.role }}]{% if m.content.startswith('{') %}JSON {% endif %}{{ m.content }}[end]"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    "prints the length": LOOP
+    + "({{ m.role }} {{ m.content | length }}){{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}(assistant {% endif %}",
 }
 
 
@@ -353,8 +355,8 @@ def test_d6_equal_texts_empty_texts_and_text_like_the_template(tokenizer):
 
 def test_d6_content_in_parts_and_an_assistant_that_speaks_first(make_tokenizer):
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     talk = [

@@ -1,4 +1,4 @@
-"""Rows to ids and loss masks: truncation (B), BOS and EOS (D5), prefixes (D2), flags (D8), caching (D9), streaming."""
+"""Rows to ids and masks: cutting (B), BOS and EOS (D5), prefixes (D2), flags (D8), caching (D9)."""
 
 import os
 import subprocess
@@ -234,7 +234,8 @@ from datasets.fingerprint import Hasher
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from rl_data.tokenization import SFTStep
-made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(train_bpe()), chat_template=CHATML, eos_token="<e>")
+backend = Tokenizer.from_str(train_bpe())
+made = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHATML, eos_token="<e>")
 print(Hasher.hash(SFTStep(made, 64, "keep_start", {"assistant_only_loss": True})))
 """
 

@@ -103,7 +103,8 @@ class AuditReport:
         found = "all well" if self.ok else "; ".join(self.fault_list())
         return (
             f"data audit of {self.rows:,}{of} rows: {found} "
-            f"({self.trained_tokens:,} of {self.tokens:,} tokens trained, longest row {self.lengths.get(100, 0):,})"
+            f"({self.trained_tokens:,} of {self.tokens:,} tokens trained, longest row "
+            f"{self.lengths.get(100, 0):,})"
         )
 
     def example(self, *, color: bool | None = None) -> str:
@@ -147,8 +148,8 @@ def audit(
 ) -> AuditReport:
     """Look at a dataset as training would see it, and count what is wrong.
 
-    Rows of any format: text, conversations, prompt-completion, pairs, unpaired, prompts, token ids. A row that cannot
-    be prepared is counted and the audit goes on.
+    Rows of any format: text, conversations, prompt-completion, pairs, unpaired, prompts, token ids.
+    A row that cannot be prepared is counted and the audit goes on.
 
     Args:
         dataset: map-style, streaming, or any iterable of rows.
@@ -163,7 +164,8 @@ def audit(
         tools: as there.
         chat_template_kwargs: as there.
         control_tokens: as there.
-        max_rows: look at this many rows, spread over the dataset; None: at all, or at the first 1,000 of a stream.
+        max_rows: look at this many rows, spread over the dataset; None: at all, or at the first
+            1,000 of a stream.
         strict: raise if anything is wrong.
 
     Raises:

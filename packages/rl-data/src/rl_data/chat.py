@@ -1,12 +1,12 @@
-"""Rows rendered with a chat template: as text, as prompts, and as ids with the trained tokens marked."""
+"""Rows rendered with a chat template, as text and as prompts, from clean messages and tools."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from .encoding import common_prefix_length
 from .formats import is_conversational, is_message_list
 from .nulls import clean_tools, drop_filled_nulls
 from .renderer import ChatRenderer, Rendering
@@ -20,12 +20,13 @@ def apply_chat_template(
     tools: list[Any] | None = None,
     **template_kwargs: Any,
 ) -> dict[str, Any]:
-    """Render the conversations of a row as text.
+    r"""Render the conversations of a row as text.
 
-    ``messages`` become ``text``; ``prompt`` is rendered with the generation prompt (or left open if the assistant
-    speaks last), and ``completion``, ``chosen`` and ``rejected`` are what follows it. Where a completion does not
-    begin with the whole rendered prompt (a template may open a reasoning block in the prompt alone), the prompt is
-    their true common beginning. Other columns are not copied, but ``label`` is.
+    ``messages`` become ``text``; ``prompt`` is rendered with the generation prompt (or left open if
+    the assistant speaks last), and ``completion``, ``chosen`` and ``rejected`` are what follows it.
+    Where a completion does not begin with the whole rendered prompt (a template may open a
+    reasoning block in the prompt alone), the prompt is their true common beginning. Other columns
+    are not copied, but ``label`` is.
 
     Args:
         example: a conversational row; may hold ``tools`` and ``chat_template_kwargs`` of its own.
@@ -34,11 +35,13 @@ def apply_chat_template(
         **template_kwargs: passed to the template.
 
     Raises:
-        ValueError: the row's combination of columns is unknown, or a conversation is no list of messages.
+        ValueError: the row's combination of columns is unknown, or a conversation is no list of
+            messages.
 
     Example:
-        >>> apply_chat_template({"messages": [{"role": "user", "content": "Hi"}]}, tokenizer)  # doctest: +SKIP
-        {'text': '<|im_start|>user\\nHi<|im_end|>\\n'}
+        >>> row = {"messages": [{"role": "user", "content": "Hi"}]}
+        >>> apply_chat_template(row, tokenizer)  # doctest: +SKIP
+        {'text': '<|im_start|>user\nHi<|im_end|>\n'}
     """
     keys = {
         k
@@ -65,7 +68,9 @@ def apply_chat_template(
         go_on = columns["prompt"][-1]["role"] == "assistant"
         prompt = chat.render(columns["prompt"], prompt=not go_on, go_on=go_on)
         sides = {k: chat.render([*columns["prompt"], *columns[k]]) for k in keys - {"prompt"}}
-        shared = os.path.commonprefix([prompt, *sides.values()])
+        shared = prompt[
+            : min(common_prefix_length(prompt, side) for side in [prompt, *sides.values()])
+        ]
         output["prompt"] = shared
         output.update(
             {k: sides[k][len(shared) :] for k in ("completion", "chosen", "rejected") if k in sides}
@@ -118,7 +123,8 @@ def clean_messages(messages: Any, column: str, feature: Any = None) -> list[dict
         content = kept.get("content", "")
         if not isinstance(content, (str, list)):
             raise ValueError(
-                f"column {column!r}, message {place}: content is {type(content).__name__}, want a text or a list of parts"
+                f"column {column!r}, message {place}: content is {type(content).__name__}, want a "
+                "text or a list of parts"
             )
         kept.setdefault("content", "")
         cleaned.append(kept)
@@ -163,11 +169,3 @@ def renderer_key(row: Mapping[str, Any]) -> str:
     if tools is None and options is None:
         return ""
     return json.dumps([tools, options], sort_keys=True, default=repr)
-
-
-def train_flags(messages: Sequence[Mapping[str, Any]]) -> list[bool | None]:
-    """The ``train`` flag of each message, None where a message has none."""
-    return [message.get("train") for message in messages]
-
-
-RendererFactory = Callable[[Mapping[str, Any]], ChatRenderer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from .encoding import Encoder
@@ -28,7 +29,7 @@ def has_empty_text(row: Mapping[str, Any], text_field: str) -> bool:
         value = row.get(column)
         if isinstance(value, str) and not value.strip():
             return True
-        if is_message_list(value) and any(_is_silent(message) for message in value):
+        if is_message_list(value) and any(map(_is_silent, value or ())):
             return True
     return False
 
@@ -43,12 +44,12 @@ def _is_silent(message: Mapping[str, Any]) -> bool:
 
 def conversations(row: Mapping[str, Any]) -> Iterator[tuple[list[Mapping[str, Any]], bool]]:
     """The row's whole conversations, and whether the assistant should have the last word."""
-    prompt = row.get("prompt") if is_message_list(row.get("prompt")) else []
+    prompt = list(row["prompt"]) if is_message_list(row.get("prompt")) else []
     sides = [row[c] for c in ("completion", "chosen", "rejected") if is_message_list(row.get(c))]
     for side in sides:
         yield [*prompt, *side], True
     if prompt and not sides:
-        yield list(prompt), False
+        yield prompt, False
     if is_message_list(row.get("messages")):
         yield list(row["messages"]), True
 
@@ -71,7 +72,7 @@ def role_fault(messages: Sequence[Mapping[str, Any]], *, complete: bool) -> str:
         return "the assistant speaks first"
     if spoken and spoken[0] not in ("user", "assistant"):
         return f"a {spoken[0]} message comes first"
-    for before, role in zip(spoken, spoken[1:], strict=False):
+    for before, role in pairwise(spoken):
         if before == role and role not in ("tool", "function", "ipython"):
             return f"two {role} messages in a row"
         if before == "tool" and role == "user":

@@ -25,17 +25,19 @@ def _width(rows: Sequence[Sequence[int]], multiple: int | None) -> int:
 class SFTCollator:
     """Right-pads samples or packs for supervised training.
 
-    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask``, all int64 ``[B, T]``.
-    ``attention_mask`` is 1 on real tokens, whatever their id (pad may equal EOS). ``position_ids`` count from 0 in
-    each packed sample, and go on counting through the padding. ``loss_mask`` is 0 on padding and on the first token of
-    every sample, which nothing before it predicts.
+    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask``, all
+    int64 ``[B, T]``. ``attention_mask`` is 1 on real tokens, whatever their id (pad may equal EOS).
+    ``position_ids`` count from 0 in each packed sample, and go on counting through the padding.
+    ``loss_mask`` is 0 on padding and on the first token of every sample, which nothing before it
+    predicts.
 
     Args:
         pad_token_id: what padding is filled with.
         pad_to_multiple_of: round ``T`` up to a multiple of this.
 
     Example:
-        >>> SFTCollator(0)([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])["attention_mask"].tolist()
+        >>> rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]
+        >>> SFTCollator(0)(rows)["attention_mask"].tolist()
         [[1, 1, 1], [1, 1, 0]]
     """
 
@@ -44,6 +46,7 @@ class SFTCollator:
         self.pad_to_multiple_of = pad_to_multiple_of
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Collate a batch of rows."""
         ids = [row["input_ids"] for row in rows]
         width = _width(ids, self.pad_to_multiple_of)
         positions = [_positions(row) for row in rows]
@@ -76,7 +79,8 @@ def _loss_mask(row: Mapping[str, Any]) -> Sequence[int]:
             continue
         if len(values) != len(row["input_ids"]):
             raise ValueError(
-                f"{name} has {len(values)} entries for {len(row['input_ids'])} input_ids: want one each"
+                f"{name} has {len(values)} entries for {len(row['input_ids'])} input_ids: want one "
+                "each"
             )
         return [int(v != -100) for v in values] if name == "labels" else values
     return [1] * len(row["input_ids"])
@@ -85,8 +89,8 @@ def _loss_mask(row: Mapping[str, Any]) -> Sequence[int]:
 class PreferenceCollator:
     """Pads pairs for DPO and reward models: first all chosen rows, then all rejected ones.
 
-    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask`` (1: scored), all int64
-    ``[2B, T]`` and right-padded, and ``prompt_lengths`` ``[2B]``.
+    The result holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``loss_mask`` (1:
+    scored), all int64 ``[2B, T]`` and right-padded, and ``prompt_lengths`` ``[2B]``.
 
     Args:
         pad_token_id: what padding is filled with.
@@ -103,6 +107,7 @@ class PreferenceCollator:
         self.collate = SFTCollator(pad_token_id, pad_to_multiple_of)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Collate a batch of rows."""
         sides = [(row, side) for side in ("chosen", "rejected") for row in rows]
         return _collate_completions(
             self.collate,
@@ -113,9 +118,10 @@ class PreferenceCollator:
 class UnpairedCollator:
     """Pads rows for KTO.
 
-    The result holds what `PreferenceCollator` gives, ``[B, T]``, and ``labels``, bool ``[B]``. With ``mismatched`` it also
-    holds the same under ``kl_`` names for each prompt with the completion of the next row, from which KTO estimates its
-    reference point (Ethayarajh et al., 2024, section 4.1); that takes a batch of two rows or more.
+    The result holds what `PreferenceCollator` gives, ``[B, T]``, and ``labels``, bool ``[B]``. With
+    ``mismatched`` it also holds the same under ``kl_`` names for each prompt with the completion of
+    the next row, from which KTO estimates its reference point (Ethayarajh et al., 2024, section
+    4.1); that takes a batch of two rows or more.
 
     Args:
         pad_token_id: what padding is filled with.
@@ -137,6 +143,7 @@ class UnpairedCollator:
         self.mismatched = mismatched
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Collate a batch of rows."""
         parts = [(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
         out = _collate_completions(self.collate, parts)
         out["labels"] = torch.tensor([bool(r["label"]) for r in rows])

@@ -1,9 +1,9 @@
-"""Text to ids with character offsets: BOS and EOS exactly once, spelled control tokens kept as text."""
+"""Text to ids with character offsets: one BOS, one EOS, and spelled control tokens kept as text."""
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ class Encoded(NamedTuple):
 
     Attributes:
         ids: token ids, ``T`` of them.
-        starts: first character of each token, never decreasing; empty for tokenizers without offsets.
+        starts: first character of each token, never decreasing; empty for tokenizers without
+            offsets.
         ends: character after the last one of each token.
         text: the text that was encoded.
     """
@@ -48,8 +49,6 @@ def common_prefix_length(left: Sequence[Any], right: Sequence[Any]) -> int:
 class Encoder:
     """What a tokenizer adds around a text, computed once, and encoding that adds nothing else."""
 
-    _known: weakref.WeakKeyDictionary[Any, tuple[Any, Encoder]] = weakref.WeakKeyDictionary()
-
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bos_id: int | None = tokenizer.bos_token_id
@@ -67,7 +66,7 @@ class Encoder:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Encoder:
-        """The encoder of a tokenizer, kept until its tokens or its template change."""
+        """The encoder of a tokenizer; the last few are kept while tokens and template stay."""
         state = (
             len(tokenizer),
             tokenizer.bos_token_id,
@@ -75,11 +74,12 @@ class Encoder:
             getattr(tokenizer, "add_bos_token", None),
             str(getattr(tokenizer, "chat_template", None)),
         )
-        known = cls._known.get(tokenizer)
-        if known is None or known[0] != state:
-            known = (state, cls(tokenizer))
-            cls._known[tokenizer] = known
-        return known[1]
+        for known_state, known in _RECENT:
+            if known.tokenizer is tokenizer and known_state == state:
+                return known
+        encoder = cls(tokenizer)
+        _RECENT.append((state, encoder))
+        return encoder
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> Encoded:
         """Encode a text without adding special tokens.
@@ -150,14 +150,16 @@ class Encoder:
         ids = head.ids + rest.ids
         if self.control_ids & set(ids):
             raise ValueError(
-                f"{piece!r} stands in a message as text, but the tokenizer knows no other way to encode it than "
+                f"{piece!r} stands in a message as text, but the tokenizer knows no other way to "
+                "encode it than "
                 "as the control token; remove it from the text or pass control_tokens='encode'"
             )
         starts = head.starts + [s + 1 for s in rest.starts]
         return Encoded(ids, starts, head.ends + [e + 1 for e in rest.ends], piece)
 
     def _after_newline(self, piece: str, *, split_special: bool, first: bool) -> Encoded:
-        # SentencePiece writes a space in front of each text it is given; after a newline it does not.
+        # SentencePiece writes a space in front of each text it is given; after a newline it does
+        # not.
         if not first:
             newline = self._call(["\n"])[0]
             whole = self._call(["\n" + piece], split_special=split_special)[0]
@@ -188,7 +190,7 @@ class Encoder:
         return ids[first:] if first else ids
 
     def text_ids(self, ids: list[int], *, bos: bool = True, eos: bool = True) -> list[int]:
-        """Dress bare ids: the tokenizer's BOS in front and an EOS at the end, each unless already there."""
+        """Put the tokenizer's BOS before bare ids and an EOS after them, unless already there."""
         out = ids
         if bos and self.prefix:
             front = len(self.prefix)
@@ -231,7 +233,8 @@ class Encoder:
     def mask(self, encoded: Encoded, spans: Sequence[Span]) -> list[int]:
         """One where a token overlaps one of the character ranges, else zero.
 
-        An added token that begins before a range does not belong to it (some swallow the white space after them).
+        An added token that begins before a range does not belong to it (some swallow the white
+        space after them).
         """
         mask = [0] * len(encoded.ids)
         for start, end in spans:
@@ -256,8 +259,12 @@ class Encoder:
         return common_prefix_length(self._call([encoded.text[:position]])[0].ids, encoded.ids)
 
 
+_RECENT: deque[tuple[Any, Encoder]] = deque(maxlen=8)
+
+
 def _cover(offsets: Sequence[Span]) -> tuple[list[int], list[int]]:
-    # Byte-level tokenizers may trim the space off a token's offsets: a token reaches back to its predecessor.
+    # Byte-level tokenizers may trim the space off a token's offsets: a token reaches back to its
+    # predecessor.
     starts, ends = [], []
     reached = 0
     for start, end in offsets:

@@ -1,4 +1,4 @@
-"""What a row is: its format, whether it is a conversation, and the conversion to ChatML messages."""
+"""What a row is: its format, whether it is a conversation, and conversion to ChatML messages."""
 
 from __future__ import annotations
 
@@ -68,17 +68,19 @@ def detect_format(example: Mapping[str, Any], text_field: str = "text") -> Forma
     if "prompt" in filled:
         return "prompt_only"
     raise ValueError(
-        f"row with filled columns {sorted(filled)}: want input_ids, {text_field!r}, messages, prompt, "
+        f"row with filled columns {sorted(filled)}: want input_ids, {text_field!r}, messages, "
+        "prompt, "
         "prompt + completion (+ label) or chosen + rejected; rename your columns or pass "
         "dataset_text_field / formatting_func"
     )
 
 
 def maybe_convert_to_chatml(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn ``from``/``value`` messages into ``role``/``content`` and ``conversations`` into ``messages``.
+    """Turn ``conversations`` of ``from`` and ``value`` into ``messages`` of ``role`` and ``content``.
 
-    ShareGPT's role names become the usual ones (human: user, gpt: assistant, observation: tool). Rows that
-    are ChatML already, or no conversation, come back unchanged. The row passed in is not modified.
+    ShareGPT's role names become the usual ones (human: user, gpt: assistant, observation: tool).
+    Rows that are ChatML already, or no conversation, come back unchanged. The row passed in is not
+    modified.
 
     Raises:
         ValueError: the row fills both ``conversations`` and ``messages``.

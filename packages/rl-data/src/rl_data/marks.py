@@ -1,8 +1,9 @@
 """Invisible marks around the values of messages, to find where a template writes each of them.
 
-A chat template is a program; the only exact way to learn where it puts a message is to let it print one that
-can be recognised. Every text of the messages is wrapped in two private-use characters of its own; the marked
-rendering without its marks must equal the plain rendering, else the marks are not used.
+A chat template is a program; the only exact way to learn where it puts a message is to let it print
+one that can be recognised. Every text of the messages is wrapped in two private-use characters of
+its own; the marked rendering without its marks must equal the plain rendering, else the marks are
+not used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Level = Literal["both", "end", "none"]
 class Alphabet:
     """A private-use plane of Unicode whose characters serve as marks.
 
-    The last two characters stand for the ends of ``{% generation %}`` blocks, the others in pairs for texts.
+    The last two characters stand for the ends of ``{% generation %}`` blocks, the others in pairs
+    for texts.
     """
 
     def __init__(self, first: int) -> None:
@@ -62,7 +64,8 @@ class Alphabet:
     def with_printed_generation_tags(self, template: str) -> str:
         """A template whose ``{% generation %}`` tags print marks instead.
 
-        An if-block stands for each tag, so that jinja's white-space rules for block tags stay as they were.
+        An if-block stands for each tag, so that jinja's white-space rules for block tags stay as
+        they were.
         """
 
         def printed(tag: re.Match[str]) -> str:
@@ -100,7 +103,7 @@ class Mark(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """A rendering without its marks, the marks of messages, and the ranges of ``{% generation %}`` blocks."""
+    """A rendering without its marks, the marks, and the ranges of ``{% generation %}`` blocks."""
 
     text: str
     marks: list[Mark]

@@ -15,10 +15,11 @@ NULLABLE_KEYWORDS = ("default", "const")
 def drop_filled_nulls(value: Any, feature: Any = None) -> Any:
     """Copy a nested value without the keys that are None, keeping the nulls that mean something.
 
-    An Arrow table gives every struct of a column the same keys and fills the absent ones with None; chat
-    templates then print ``null`` for parameters that a tool never had. Kept are: None inside a list (an enum
-    may hold null) and ``default`` / ``const`` of a JSON schema, unless the column's type (``feature``) shows
-    that other rows hold real values there and this schema does not admit null: then it is filling.
+    An Arrow table gives every struct of a column the same keys and fills the absent ones with None;
+    chat templates then print ``null`` for parameters that a tool never had. Kept are: None inside a
+    list (an enum may hold null) and ``default`` / ``const`` of a JSON schema, unless the column's
+    type (``feature``) shows that other rows hold real values there and this schema does not admit
+    null: then it is filling.
 
     Args:
         value: any nesting of dicts, lists and scalars.
@@ -51,7 +52,8 @@ def _means_null(key: str, schema: Mapping[str, Any], feature: Any) -> bool:
 
 
 def _is_schema(value: Mapping[str, Any]) -> bool:
-    # A schema names a type by a word, a list of words or a combination; a mapping of property names does not.
+    # A schema names a type by a word, a list of words or a combination; a mapping of property names
+    # does not.
     kind = value.get("type")
     return (
         isinstance(kind, str)

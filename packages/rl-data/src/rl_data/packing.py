@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,8 +37,9 @@ class Pieces(NamedTuple):
 def best_fit_decreasing(lengths: Sequence[int] | Ints, capacity: int) -> list[Ints]:
     """Bins of item indices: each item, longest first, goes where it leaves the least room.
 
-    The room left in a bin is a whole number up to ``capacity``, so bins are kept by it, and items of one length are
-    placed together; the time is that of sorting the items plus one step for each bin touched.
+    The room left in a bin is a whole number up to ``capacity``, so bins are kept by it, and items
+    of one length are placed together; the time is that of sorting the items plus one step for each
+    bin touched.
 
     Args:
         lengths: length of each item, from 1 to ``capacity``.
@@ -81,7 +83,7 @@ def _assign(sizes: Ints, capacity: int) -> Ints:
     occupied = 0  # bit r is set while some bin has room r
     count = 0
     edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
-    for begin, stop in zip(edges[:-1], edges[1:], strict=True):
+    for begin, stop in pairwise(edges):
         size = int(sizes[begin])
         item = begin
         while item < stop:
@@ -112,8 +114,9 @@ def plan_packs(lengths: Sequence[int] | Ints, seq_length: int, strategy: Strateg
     Args:
         lengths: tokens of each sample; the samples lie one after the other in a flat array.
         seq_length: most tokens in a pack.
-        strategy: ``bfd`` keeps the first ``seq_length`` tokens of a longer sample; ``bfd_split`` cuts it into
-            several and keeps them all; ``wrapped`` fills each pack to the brim and goes on in the next.
+        strategy: ``bfd`` keeps the first ``seq_length`` tokens of a longer sample; ``bfd_split``
+            cuts it into several and keeps them all; ``wrapped`` fills each pack to the brim and
+            goes on in the next.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -156,10 +159,11 @@ def pack_dataset(
 ) -> Any:
     """Pack the samples of a tokenised dataset into rows of at most ``seq_length`` tokens.
 
-    Every column of lists as long as ``input_ids`` (masks, labels) is packed with it; other columns are left out. Added
-    are ``position_ids``, 0 at the first token of each sample, and ``seq_lengths``, the samples' lengths. A sample that
-    is split goes on at position 0, as attention does not reach its first part.
-    Samples are packed within windows of ``window`` rows; the last pack of a window may be short.
+    Every column of lists as long as ``input_ids`` (masks, labels) is packed with it; other columns
+    are left out. Added are ``position_ids``, 0 at the first token of each sample, and
+    ``seq_lengths``, the samples' lengths. A sample that is split goes on at position 0, as
+    attention does not reach its first part. Samples are packed within windows of ``window`` rows;
+    the last pack of a window may be short.
 
     Args:
         dataset: map-style or streaming, with ``input_ids``.
@@ -167,7 +171,8 @@ def pack_dataset(
         strategy: see `plan_packs`. With ``bfd`` the tokens lost are counted in the log.
         map_kwargs: for ``dataset.map``, e.g. ``num_proc``.
         window: rows that are packed together.
-        untrain_first: set ``loss_mask`` to 0 on the first token of each piece, which nothing in its pack predicts.
+        untrain_first: set ``loss_mask`` to 0 on the first token of each piece, which nothing in its
+            pack predicts.
 
     Raises:
         ValueError: unknown strategy, ``seq_length`` below 1, or no ``input_ids``.
@@ -227,7 +232,8 @@ def _log_cut(dataset: Dataset, seq_length: int) -> None:
     lost = np.maximum(token_counts(dataset) - seq_length, 0)
     if lost.any():
         logger.warning(
-            "packing 'bfd' cut %d rows to %d tokens and lost %d tokens; 'bfd_split' and 'wrapped' lose none",
+            "packing 'bfd' cut %d rows to %d tokens and lost %d tokens; 'bfd_split' and 'wrapped' "
+            "lose none",
             int((lost > 0).sum()), seq_length, int(lost.sum()),
         )  # fmt: skip
 
@@ -248,7 +254,7 @@ class _PackStep:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-        ids, offsets = _flat(columns["input_ids"])
+        _, offsets = _flat(columns["input_ids"])
         pieces = plan_packs(np.diff(offsets), self.seq_length, self.strategy)
         gather, bounds = _gather(pieces)
         out: dict[str, pa.Array] = {}

@@ -20,8 +20,8 @@ def unpair_preference_dataset(
 ) -> Any:
     """Turn each pair into two rows with ``completion`` and ``label`` (true for chosen).
 
-    Within each batch of the map all chosen rows come first, then all rejected ones. Other columns are repeated. A
-    prompt that is only implied (the sides' shared beginning) is extracted.
+    Within each batch of the map all chosen rows come first, then all rejected ones. Other columns
+    are repeated. A prompt that is only implied (the sides' shared beginning) is extracted.
 
     Args:
         dataset: a dataset or a dict of splits, with ``chosen`` and ``rejected``.
@@ -47,7 +47,7 @@ def unpair_preference_dataset(
 def maybe_unpair_preference_dataset(
     dataset: Any, num_proc: int | None = None, desc: str | None = None
 ) -> Any:
-    """`unpair_preference_dataset` for datasets with ``chosen`` and ``rejected``, others unchanged."""
+    """`unpair_preference_dataset` for datasets with both sides, others unchanged."""
     first = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
     if {"chosen", "rejected"} <= set(column_names(first)):
         return unpair_preference_dataset(dataset, num_proc, desc)
@@ -69,7 +69,7 @@ def _unpair(batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 class Pair(NamedTuple):
-    """A tokenised pair: prompt ids, and for each side the ids after it and which of them are scored."""
+    """A tokenised pair: prompt ids, and each side's ids after it and which of them are scored."""
 
     prompt: list[int]
     chosen: list[int]
@@ -79,7 +79,7 @@ class Pair(NamedTuple):
 
 
 def split_pair(chosen: Sample, rejected: Sample) -> Pair:
-    """Split the shared prompt off both sides: all tokens up to the first scored one that they have in common."""
+    """Split the shared prompt off both sides: the tokens in common before the first scored one."""
     shared = common_prefix_length(chosen.ids, rejected.ids)
     split = min(shared, _first_scored(chosen), _first_scored(rejected))
     return Pair(
@@ -98,10 +98,10 @@ def _first_scored(sample: Sample) -> int:
 def truncate_pair(
     pair: Pair, max_length: int | None, truncation_mode: str = "keep_start"
 ) -> tuple[Pair, str]:
-    """Cut a pair so that neither side, prompt included, is longer than ``max_length``; no more than needed.
+    """Cut a pair, no more than needed, so that prompt and side together keep to ``max_length``.
 
-    ``keep_start`` cuts the ends of the completions. ``keep_end`` first cuts the start of the prompt, down to one token, and
-    only then the completions.
+    ``keep_start`` cuts the ends of the completions. ``keep_end`` first cuts the start of the
+    prompt, down to one token, and only then the completions.
 
     Returns:
         The pair, and why it has to be dropped, or "".
@@ -241,10 +241,12 @@ def prepare_preference_dataset(
 ) -> tuple[Any, Report]:
     """Tokenise pairs with their shared prompt, for DPO and reward models.
 
-    Rows whose sides are equal, become equal by cutting, or lose every scored token of a side are dropped and counted.
+    Rows whose sides are equal, become equal by cutting, or lose every scored token of a side are
+    dropped and counted.
 
     Args:
-        dataset: rows with ``chosen`` and ``rejected``, the ``prompt`` explicit or implied; plain or conversational.
+        dataset: rows with ``chosen`` and ``rejected``, the ``prompt`` explicit or implied; plain or
+            conversational.
         tokenizer: a transformers tokenizer.
         max_length: most tokens of a side, prompt included; None for no limit.
         truncation_mode: see `truncate_pair`.
@@ -254,15 +256,15 @@ def prepare_preference_dataset(
         num_proc: processes for map-style datasets.
 
     Returns:
-        The dataset, with ``prompt_ids``, ``chosen_ids``, ``chosen_mask``, ``rejected_ids`` and ``rejected_mask`` (1: scored),
-        and the report.
+        The dataset, with ``prompt_ids``, ``chosen_ids``, ``chosen_mask``, ``rejected_ids`` and
+        ``rejected_mask`` (1: scored), and the report.
 
     Raises:
         ValueError: a bad option, or a map-style dataset of which no pair is left.
         RowError: a row that is no pair.
 
     Example:
-        >>> rows, report = prepare_preference_dataset(pairs, tokenizer, max_length=512)  # doctest: +SKIP
+        >>> rows, report = prepare_preference_dataset(pairs, tokenizer)  # doctest: +SKIP
     """
     check_truncation(max_length, truncation_mode)
     options = _options(dataset, tools, chat_template_kwargs, control_tokens)
@@ -286,7 +288,8 @@ def prepare_unpaired_dataset(
     Args and errors are those of `prepare_preference_dataset`; pairs are unpaired first.
 
     Returns:
-        The dataset, with ``prompt_ids``, ``completion_ids``, ``completion_mask`` (1: scored) and ``label``, and the report.
+        The dataset, with ``prompt_ids``, ``completion_ids``, ``completion_mask`` (1: scored) and
+        ``label``, and the report.
 
     Example:
         >>> rows, report = prepare_unpaired_dataset(judged, tokenizer)  # doctest: +SKIP

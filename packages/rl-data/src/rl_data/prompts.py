@@ -36,10 +36,10 @@ class TokenizedPrompt(NamedTuple):
 def extract_prompt(example: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Split the shared beginning off ``chosen`` and ``rejected``.
 
-    Texts are split at the first differing character; a single space before it goes with the completions, as
-    tokenizers attach a space to the word after it. Conversations are split at the first differing message.
-    Where one side is the beginning of the other, or both are equal, that side's completion is empty; the
-    preparation of preference data drops such rows and counts them.
+    Texts are split at the first differing character; a single space before it goes with the
+    completions, as tokenizers attach a space to the word after it. Conversations are split at the
+    first differing message. Where one side is the beginning of the other, or both are equal, that
+    side's completion is empty; the preparation of preference data drops such rows and counts them.
 
     Raises:
         ValueError: a side is missing, or one side is text and the other a conversation.
@@ -49,15 +49,21 @@ def extract_prompt(example: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         {'prompt': 'The sky is', 'chosen': ' blue.', 'rejected': ' green.'}
     """
     chosen, rejected = example.get("chosen"), example.get("rejected")
-    both_text = isinstance(chosen, str) and isinstance(rejected, str)
-    both_lists = isinstance(chosen, (list, tuple)) and isinstance(rejected, (list, tuple))
-    if not (both_text or both_lists):
+    if not (
+        (isinstance(chosen, str) and isinstance(rejected, str))
+        or (isinstance(chosen, (list, tuple)) and isinstance(rejected, (list, tuple)))
+    ):
         raise ValueError(
-            f"chosen is {type(chosen).__name__} and rejected is {type(rejected).__name__}: want two texts or "
-            "two lists of messages"
+            f"chosen is {type(chosen).__name__} and rejected is {type(rejected).__name__}: want "
+            "two "
+            "texts or two lists of messages"
         )
     split = common_prefix_length(chosen, rejected)
-    if both_text and 0 < split < max(len(chosen), len(rejected)) and chosen[split - 1] == " ":
+    if (
+        isinstance(chosen, str)
+        and 0 < split < max(len(chosen), len(rejected))
+        and chosen[split - 1] == " "
+    ):
         split -= 1
     return {"prompt": chosen[:split], "chosen": chosen[split:], "rejected": rejected[split:]}
 
@@ -65,7 +71,8 @@ def extract_prompt(example: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 def maybe_extract_prompt(example: Mapping[str, Any]) -> dict[str, Any]:
     """`extract_prompt` where a preference row has no explicit prompt; any other row unchanged.
 
-    A row whose ``prompt`` is text although its sides are conversations (a leftover column) is split too.
+    A row whose ``prompt`` is text although its sides are conversations (a leftover column) is split
+    too.
 
     Example:
         >>> maybe_extract_prompt({"prompt": "2+2=", "chosen": "4", "rejected": "5"})
@@ -88,10 +95,11 @@ def tokenize_prompt(
 ) -> TokenizedPrompt:
     """Render and tokenise the ``prompt`` of a row for generation.
 
-    A conversation is rendered with the template and the generation prompt (one that ends in an assistant
-    message is continued); its ids are those of the text alone, as the template writes its own BOS. Plain
-    text gets what the tokenizer puts in front (BOS), once, even if the text spells it already.
-    Special tokens spelled in the messages (but the assistant's) are encoded as ordinary text.
+    A conversation is rendered with the template and the generation prompt (one that ends in an
+    assistant message is continued); its ids are those of the text alone, as the template writes its
+    own BOS. Plain text gets what the tokenizer puts in front (BOS), once, even if the text spells
+    it already. Special tokens spelled in the messages (but the assistant's) are encoded as ordinary
+    text.
 
     Args:
         row: holds ``prompt`` (text or messages), or ``messages``; may hold ``tools`` and
@@ -113,12 +121,14 @@ def tokenize_prompt(
         ids = encoder.prompt_ids(prompt)
         if not ids:
             raise ValueError(
-                "column 'prompt' is an empty text and the tokenizer adds no BOS: nothing to continue"
+                "column 'prompt' is an empty text and the tokenizer adds no BOS: nothing to "
+                "continue"
             )
         return TokenizedPrompt(ids, prompt, _ends_in_reasoning(prompt, from_text=True))
     if not is_conversational({"prompt": prompt}):
         raise ValueError(
-            f"column 'prompt' is {type(prompt).__name__} {str(prompt)[:60]!r}: want a text or a non-empty list "
+            f"column 'prompt' is {type(prompt).__name__} {str(prompt)[:60]!r}: want a text or a "
+            "non-empty list "
             "of messages with roles"
         )
     rendered = render_prompt(
@@ -130,10 +140,8 @@ def tokenize_prompt(
 
 
 def _ends_in_reasoning(text: str, *, from_text: bool = False) -> bool:
-    last = None
-    for last in _REASONING.finditer(text):
-        pass
-    if last is None or last.lastgroup != "open":
+    tags = list(_REASONING.finditer(text))
+    if not tags or tags[-1].lastgroup != "open":
         return False
     # In a plain text the tag may be talked about; only one at the very end opens a block.
-    return not from_text or not text[last.end() :].strip()
+    return not from_text or not text[tags[-1].end() :].strip()

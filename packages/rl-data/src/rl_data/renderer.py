@@ -1,4 +1,4 @@
-"""Renders conversations and says where in the text each message, turn and spelled control token stands."""
+"""Renders conversations and says where in the text messages, turns and control tokens stand."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class ChatRenderer:
         tokenizer: a transformers tokenizer with a chat template.
         tools: tools offered to the model, as the template takes them.
         options: further variables of the template.
-        control_tokens: "user" keeps control tokens spelled in messages as text, except in the assistant's;
-            "all" in the assistant's too; "encode" lets the tokenizer take them for the real ones.
+        control_tokens: "user" keeps control tokens spelled in messages as text, except in the
+            assistant's; "all" in the assistant's too; "encode" lets the tokenizer take them for the
+            real ones.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ChatRenderer:
         go_on: bool = False,
         template: str | None = None,
     ) -> str:
-        """The plain rendering; ``prompt`` adds the generation prompt, ``go_on`` leaves the last turn open."""
+        """The text; ``prompt`` adds the generation prompt, ``go_on`` leaves the last turn open."""
         return self.tokenizer.apply_chat_template(
             list(messages),
             tools=self.tools,
@@ -188,7 +189,7 @@ class ChatRenderer:
         return self.control_tokens != "encode" and self.control.search(str(messages)) is not None
 
     def _spelled_controls(
-        self, messages: Messages, text: str, contents: Mapping[int, list[Span]], **how: bool
+        self, messages: Messages, text: str, contents: Mapping[int, list[Span]], **how: Any
     ) -> list[Span]:
         """Where messages spell control tokens that are to be ordinary text."""
         if not self._spells_controls(messages):
@@ -209,8 +210,10 @@ class ChatRenderer:
         if len(self.control.findall(text)) - len(spans) != real:
             token = self.control.search(str([messages[k] for k in guarded]))
             raise ValueError(
-                f"a message spells the control token {token.group() if token else ''!r} where this template "
-                "rewrites it, so that it cannot be kept apart from a real one; remove it from the text or "
+                f"a message spells the control token {token.group() if token else ''!r} where this "
+                "template "
+                "rewrites it, so that it cannot be kept apart from a real one; remove it from the "
+                "text or "
                 "pass control_tokens='encode'"
             )
         return sorted(spans)
@@ -251,7 +254,7 @@ class ChatRenderer:
         return not rendered.endswith("y")
 
     def remember(self, key: tuple[Any, ...], compute: Callable[[], T | None]) -> T | None:
-        """What was found out about a piece of the template's fixed text, computed once for each such text."""
+        """What was found out about a piece of the template's fixed text, computed once for each."""
         known: T | None = self._found.get(key)
         if known is None:
             known = compute()

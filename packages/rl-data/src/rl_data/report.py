@@ -26,9 +26,11 @@ class Report:
         cut_tokens: tokens that this cost.
         tokens: tokens that came out.
         trained_tokens: those with ``loss_mask`` 1.
-        prompt_not_prefix: rows whose prompt's ids are not how the ids of prompt and completion begin.
+        prompt_not_prefix: rows whose prompt's ids are not how the ids of prompt and completion
+            begin.
         prompt_not_prefix_example: the first such row, with the tokens that differ.
-        no_end: conversations whose rendering ends in no special token, so that nothing teaches the model to stop.
+        no_end: conversations whose rendering ends in no special token, so that nothing teaches the
+            model to stop.
         unlocated_turns: assistant's turns that were not found in the rendering and are not trained.
         empty_completions: rows whose completion is empty, so that they train the end alone.
         packs: packed rows, 0 without packing.
@@ -72,7 +74,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.kept:,} of {self.rows:,} rows kept, {self.tokens:,} tokens, {self.trained_tokens:,} trained"
+            f"{self.kept:,} of {self.rows:,} rows kept, {self.tokens:,} tokens, "
+            f"{self.trained_tokens:,} trained"
         ]
         lines += [f"dropped {count:,}: {reason}" for reason, count in sorted(self.dropped.items())]
         if self.cut_rows:
@@ -83,16 +86,19 @@ class Report:
             )
         if self.prompt_not_prefix:
             lines.append(
-                f"{self.prompt_not_prefix:,} rows whose prompt is not how prompt + completion begins; "
+                f"{self.prompt_not_prefix:,} rows whose prompt is not how prompt + completion "
+                "begins; "
                 f"first: {self.prompt_not_prefix_example}"
             )
         if self.no_end:
             lines.append(
-                f"{self.no_end:,} conversations end in no special token: nothing teaches the model to stop"
+                f"{self.no_end:,} conversations end in no special token: nothing teaches the model "
+                "to stop"
             )
         if self.unlocated_turns:
             lines.append(
-                f"{self.unlocated_turns:,} assistant's turns not found in the rendering: not trained"
+                f"{self.unlocated_turns:,} assistant's turns not found in the rendering: not "
+                "trained"
             )
         if self.empty_completions:
             lines.append(

@@ -1,4 +1,4 @@
-"""One row to one tokenised sample: which text, which tokens are trained, and what was noticed on the way."""
+"""One row to one tokenised sample: its text, its trained tokens, and what was noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Sample:
         no_end: a conversation that ends in no special token.
         unlocated: assistant's turns that were not found.
         empty_completion: the completion is an empty text.
-        doubled_bos: the text spells a BOS that the tokenizer or the template adds too; one was left out.
+        doubled_bos: the text spells a BOS that the tokenizer or the template adds too; one was left
+            out.
     """
 
     ids: list[int]
@@ -140,7 +141,7 @@ class RowTokenizer:
             return encoded
 
     def chat(self, row: Mapping[str, Any]) -> ChatRenderer:
-        """The renderer for the row's tools and template options, shared by rows that have the same."""
+        """The renderer for the row's tools and options, shared by rows that have the same."""
         key = renderer_key(row)
         if key not in self._renderers:
             if len(self._renderers) >= 256:
@@ -175,13 +176,15 @@ class RowTokenizer:
         if kind == "prompt_completion":
             return self._prompt_completion_job(row)
         raise ValueError(
-            f"a row of format {kind} cannot be used for supervised training: want text, messages or prompt + completion"
+            f"a row of format {kind} cannot be used for supervised training: want text, messages "
+            "or prompt + completion"
         )
 
     def _language_modeling_job(self, row: Mapping[str, Any]) -> _Job:
         if self.completion_only_loss:
             raise ValueError(
-                "completion_only_loss=True wants rows with prompt and completion; this row has one text"
+                "completion_only_loss=True wants rows with prompt and completion; this row has one "
+                "text"
             )
         if row.get("messages") is not None:
             return self._chat_job(row, row["messages"], "messages", trained_from=0)
@@ -190,7 +193,8 @@ class RowTokenizer:
             return self._chat_job(row, text, self.dataset_text_field, trained_from=0)
         if not isinstance(text, str):
             raise ValueError(
-                f"column {self.dataset_text_field!r} is {type(text).__name__} {str(text)[:60]!r}: want a text"
+                f"column {self.dataset_text_field!r} is {type(text).__name__} {str(text)[:60]!r}: "
+                "want a text"
             )
         return self._text_job(text)
 
@@ -211,7 +215,8 @@ class RowTokenizer:
         for column in ("prompt", "completion"):
             if not is_message_list(row[column]):
                 raise ValueError(
-                    f"column {column!r} is {type(row[column]).__name__} {str(row[column])[:60]!r}: want prompt and "
+                    f"column {column!r} is {type(row[column]).__name__} {str(row[column])[:60]!r}: "
+                    "want prompt and "
                     "completion to be two texts or two non-empty lists of messages"
                 )
         only = self.completion_only_loss is not False
@@ -316,14 +321,16 @@ def trained_spans(
         headers: train the headers of these turns too.
 
     Raises:
-        ValueError: ``"train": true`` on a message that is not the assistant's, where only the assistant is trained.
+        ValueError: ``"train": true`` on a message that is not the assistant's, where only the
+            assistant is trained.
     """
     for index, flag in enumerate(flags):
         if flag not in (None, True, False):
             raise ValueError(f"message {index}: 'train' is {flag!r}, want true or false")
         if flag and only_turns and messages[index]["role"] != "assistant":
             raise ValueError(
-                f"message {index} ({messages[index]['role']}) has 'train': true, but only the assistant's turns are trained"
+                f"message {index} ({messages[index]['role']}) has 'train': true, but only the "
+                "assistant's turns are trained"
             )
     turns = {
         t.message: [(t.header, t.spans[0][0]), *t.spans] if headers and t.spans else t.spans
@@ -350,7 +357,7 @@ def trained_spans(
 
 
 def tokenized_sample(row: Mapping[str, Any]) -> Sample:
-    """A row that comes with ids is taken as it is; its mask is the product of the masks it brings."""
+    """A row that comes with ids, taken as it is; its mask is the product of those it brings."""
     ids = list(row["input_ids"])
     if not all(isinstance(i, int) and i >= 0 for i in ids):
         raise ValueError("column 'input_ids' holds something else than non-negative whole numbers")
@@ -408,8 +415,10 @@ def encoding_fault(text: str, error: Exception) -> str:
     for place, character in enumerate(text):
         if "\ud800" <= character <= "\udfff":
             return (
-                f"the text holds half of a surrogate pair, {character!r}, at character {place}: no UTF-8 can spell it; "
-                "mend the text, e.g. with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                f"the text holds half of a surrogate pair, {character!r}, at character {place}: no "
+                "UTF-8 can spell it; "
+                "mend the text, e.g. with text.encode('utf-16', 'surrogatepass').decode('utf-16', "
+                "'replace')"
             )
     return one_line(error)
 

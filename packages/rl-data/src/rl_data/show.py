@@ -50,10 +50,10 @@ def show_trained(
 
 
 def printable(text: str) -> str:
-    """Control characters spelled out, so that data cannot steer the terminal.
+    r"""Control characters spelled out, so that data cannot steer the terminal.
 
     Example:
-        >>> printable("a\\x1b[2J")
-        'a\\\\x1b[2J'
+        >>> printable("a\x1b[2J")
+        'a\\x1b[2J'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""Datasets of rows to datasets of token ids and loss masks, with a report of all that was cut or dropped."""
+"""Datasets of rows to datasets of ids and masks, with a report of all that was cut or dropped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def truncate(
 class RowsStep:
     """A batch of rows to columns, for ``dataset.map``.
 
-    What it holds is the same in two runs with the same arguments, so that its hash is, and the cache is used.
+    What it holds is the same in two runs with the same arguments, so that its hash is, and the
+    cache is used.
     """
 
     lists: tuple[str, ...] = ()
@@ -71,7 +72,8 @@ class RowsStep:
         self._rows: RowTokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Padding and truncation of an earlier call stay in the backend until the next; they are no part of this step.
+        # Padding and truncation of an earlier call stay in the backend until the next; they are no
+        # part of this step.
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
             backend.no_padding()
@@ -89,13 +91,14 @@ class RowsStep:
         raise NotImplementedError
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        """One batch of the map: lists of the rows kept, empty ones for the others, and the notes."""
         rows = [
             dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
         ]
         made = self.samples(rows, indices[0] if indices else 0)
         for columns in made:
             if columns["status"]:
-                columns.update(dict.fromkeys(self.lists, []))
+                columns.update({name: [] for name in self.lists})
         return {name: [m[name] for m in made] for name in (*self.lists, *self.scalars, *NOTES)}
 
 
@@ -156,7 +159,8 @@ def run_step(
 ) -> tuple[Any, Report]:
     """Run a step over a dataset, drop the rows that it rejects, and count.
 
-    For a map-style dataset the counts are columns of the cached table, so that they are there when the cache is used.
+    For a map-style dataset the counts are columns of the cached table, so that they are there when
+    the cache is used.
     """
     report = Report()
     if isinstance(dataset, IterableDataset):
@@ -256,12 +260,13 @@ def prepare_sft_dataset(
         num_proc: processes for map-style datasets.
 
     Returns:
-        The dataset, with ``input_ids`` and ``loss_mask`` (1: trained; aligned with the ids, not shifted)
-        and, when packed, ``position_ids`` and ``seq_lengths``; and the report, which for a streaming
-        dataset fills as it is read.
+        The dataset, with ``input_ids`` and ``loss_mask`` (1: trained; aligned with the ids, not
+        shifted) and, when packed, ``position_ids`` and ``seq_lengths``; and the report, which for a
+        streaming dataset fills as it is read.
 
     Raises:
-        ValueError: options that do not go together, or a map-style dataset of which no row can be trained.
+        ValueError: options that do not go together, or a map-style dataset of which no row can be
+            trained.
         RowError: a row of no known format.
 
     Example:
@@ -299,7 +304,8 @@ def check_truncation(max_length: int | None, truncation_mode: str) -> None:
     """Refuse limits that leave nothing to train, and unknown modes."""
     if max_length is not None and max_length < 2:
         raise ValueError(
-            f"max_length={max_length}: want at least 2, as the first token of a sample is never trained"
+            f"max_length={max_length}: want at least 2, as the first token of a sample is never "
+            "trained"
         )
     if truncation_mode not in ("keep_start", "keep_end"):
         raise ValueError(f"truncation_mode={truncation_mode!r}: want 'keep_start' or 'keep_end'")

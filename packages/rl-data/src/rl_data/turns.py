@@ -1,9 +1,10 @@
 """Where the assistant's turns stand in a rendered conversation, whatever its template.
 
-The start of a turn is where the generation prompt ends: the text that follows the previous message in a rendering of the
-messages before the turn, as far as the whole conversation agrees with it. The end is found in the same way from a
-rendering that stops after the turn. Both compare only the template's own text between two messages, so that a template
-may rewrite its history (drop earlier reasoning, move the tools) and the turn is found all the same.
+The start of a turn is where the generation prompt ends: the text that follows the previous message
+in a rendering of the messages before the turn, as far as the whole conversation agrees with it. The
+end is found in the same way from a rendering that stops after the turn. Both compare only the
+template's own text between two messages, so that a template may rewrite its history (drop earlier
+reasoning, move the tools) and the turn is found all the same.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class TurnFinder:
     # The template's own markers
 
     def _tagged_spans(self, index: int) -> list[Span] | None:
-        """The template's generation blocks of a message; None for a template without such blocks."""
+        """The template's generation blocks of a message; None for a template without any."""
         if not self.marking.found.generations:
             return None
         return [span for span in self.marking.found.generations if self._owner(span) == index]
@@ -116,7 +117,8 @@ class TurnFinder:
             if span[0] <= mark.position and self._role(message) == "assistant":
                 return message
             before = max(before, message)
-        # No text of the message is in the block: it belongs to the next assistant's message, or the one just before.
+        # No text of the message is in the block: it belongs to the next assistant's message, or the
+        # one just before.
         following = [
             i for i in range(before + 1, len(self.messages)) if self._role(i) == "assistant"
         ]
@@ -144,7 +146,7 @@ class TurnFinder:
         return Located(left + header, left + start, self.marks[last].position + end)
 
     def _last_own(self, index: int) -> int | None:
-        """The message's last mark in its own turn; a later message may repeat the name of its tool."""
+        """The message's last mark in its own turn; a later one may repeat the name of its tool."""
         last = self.last[index]
         if index == len(self.messages) - 1 or not self.messages[index].get("tool_calls"):
             return last
@@ -201,7 +203,8 @@ class TurnFinder:
         if found is None:
             return None
         offset, rest = found
-        # The message's own text may spell what is left of the generation prompt, such as an opened reasoning block.
+        # The message's own text may spell what is left of the generation prompt, such as an opened
+        # reasoning block.
         left = before.position if before else 0
         return offset + len(rest) if self.text.startswith(rest, left + offset) else offset
 
@@ -267,7 +270,8 @@ def agreement(fixed: str, tail: str, *, bounded: bool) -> int:
         bounded: ``fixed`` ends where the message's own text begins, so that it can be used up.
 
     Returns:
-        Characters; where both go on differently, without a word or a tag that they have begun in the same way.
+        Characters; where both go on differently, without a word or a tag that they have begun in
+        the same way.
     """
     shared = common_prefix_length(fixed, tail)
     if shared == len(tail) or (bounded and shared == len(fixed)):
@@ -285,9 +289,10 @@ def end_of_turn(fixed: str, tail: str, chat: ChatRenderer) -> int:
         chat: knows the control tokens, and whether the template ends turns at all.
 
     Returns:
-        Characters up to the end of turn, without white space after it. Where a conversation's last turn ends in another
-        control token than its earlier ones, or where a template writes no end at all, the control token that follows
-        counts as the end: it is what the model has to say there.
+        Characters up to the end of turn, without white space after it. Where a conversation's last
+        turn ends in another control token than its earlier ones, or where a template writes no end
+        at all, the control token that follows counts as the end: it is what the model has to say
+        there.
     """
     shared = common_prefix_length(fixed, tail)
     for token in chat.control.finditer(fixed):
