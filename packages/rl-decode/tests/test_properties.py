@@ -65,6 +65,31 @@ def test_a_split_adds_nothing_and_keeps_to_its_states(text, name, opened):
         assert state != "absent"
 
 
+@given(
+    pieces=st.lists(st.sampled_from(["O", "C", "a", " b", "\n", "  ", "<", "think>"]), max_size=10),
+    name=NAMES.filter(lambda name: not FORMATS[name].channels and not FORMATS[name].answer_open),
+    opened=st.booleans(),
+)
+def test_c5_the_split_agrees_with_its_rule_said_from_the_end(pieces, name, opened):
+    """The rule read backwards: find the last closing marker, then look for an opening one."""
+    row = FORMATS[name]
+    text = "".join({"O": row.open, "C": row.close}.get(piece, piece) for piece in pieces)
+    if any(text.count(m) != pieces.count(key) for key, m in (("O", row.open), ("C", row.close))):
+        return  # pieces that happened to spell a marker
+    after = text.rpartition(row.close)[2]
+    closed = row.close in text
+    if row.open in after or (opened and not closed):
+        expected = "incomplete"
+    else:
+        expected = "complete" if closed else "absent"
+    _, answer, state = split_reasoning(text, format=name, opened=opened)
+    assert state == expected
+    if state == "complete":
+        assert answer.lstrip() == after.lstrip()
+    elif state == "absent":
+        assert answer == text
+
+
 def own_parts(name: str) -> st.SearchStrategy[str]:
     """Texts that a format can hold: none of its markers, no white space around, no code."""
     row = FORMATS[name]

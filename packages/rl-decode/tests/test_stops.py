@@ -116,6 +116,26 @@ def test_c7_the_templates_end_of_turn_and_the_tokenizers_eos_both_stop(bpe):
             "{% endfor %}<|return|>",
             ["<eos>", "<|return|>"],
         ),
+        # The same on a tokenizer that has no thinking tokens.
+        (
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>"),
+            "{% for m in messages %}<|START_RESPONSE|>{{ m['content'] }}<|END_RESPONSE|>"
+            "<|END_OF_TURN_TOKEN|>{% endfor %}",
+            ["<eos>", "<|END_OF_TURN_TOKEN|>"],
+        ),
+        # GLM 4 ends a turn with the next one's header alone.
+        (
+            ("<|user|>", "<|assistant|>"),
+            "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{% endfor %}",
+            ["<eos>", "<|user|>"],
+        ),
+        # Phi 4 mini with tools: the template loops over tools that may not be there.
+        (
+            ("<|user|>", "<|assistant|>", "<|end|>"),
+            "{% for tool in tools %}{{ tool }}{% endfor %}"
+            "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}",
+            ["<eos>", "<|end|>"],
+        ),
         # A template that refuses the probe, and one that ends without a token.
         ((), "{{ raise_exception('only one turn') }}", ["<eos>"]),
         ((), "{% for m in messages %}{{ m['content'] }}\n{% endfor %}", ["<eos>"]),

@@ -8,11 +8,12 @@ from typing import Any, Literal
 from rl_decode._characters import byte_run_start, whole_characters
 from rl_decode._inputs import to_ids, to_row
 from rl_decode._vocabulary import Vocabulary
-from rl_decode.formats import detect_format
+from rl_decode.formats import FORMATS, detect_format
 
 CutReason = Literal["stop", "length", "empty"]
 
 _NAMED_STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_CHANNEL_STOPS = {"<|return|>", "<|call|>"}  # <|end|> ends a message, and more may follow
 _PROBE = "qzprobeqz"
 
 
@@ -203,24 +204,42 @@ def _extra_ids(extra: Iterable[int | str] | int | str, vocabulary: Vocabulary) -
 
 
 def _template_stops(vocabulary: Vocabulary) -> list[int]:
-    """Ids of the special tokens that the template writes after what the assistant says."""
-    render = getattr(vocabulary.tokenizer, "apply_chat_template", None)
-    if not callable(render) or not vocabulary.chat_template:
-        return []
+    """Ids that the template writes where the assistant's turn ends.
+
+    At the end of a conversation these are all special tokens after the assistant's words; inside
+    one only the first, which may belong to the next turn (GLM ends a turn with nothing else).
+    """
+    last = _specials_after(vocabulary, followed=False)
+    inner = _specials_after(vocabulary, followed=True)
+    return [*last, *inner[:1]]
+
+
+def _specials_after(vocabulary: Vocabulary, *, followed: bool) -> list[int]:
+    """Special tokens after an assistant's turn, without the markers of reasoning formats."""
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": _PROBE}]
-    try:
-        rendered = render(turns, tokenize=False)
-    except Exception:  # a template may refuse the probe in any way; it then declares nothing
-        return []
-    _, said, tail = rendered.rpartition(_PROBE)
+    if followed:
+        turns.append({"role": "user", "content": "hi"})
+    _, said, tail = _render(vocabulary, turns).rpartition(_PROBE)
     if not said or not tail.strip():
         return []
-    row = detect_format(vocabulary.tokenizer)
-    markers = set(row.tokens) - {"<|return|>", "<|call|>"} if row else set()
-    added = vocabulary.added_tokens()
-    special = vocabulary.special_ids()
-    return [
-        i
-        for i in vocabulary.encode(tail)
-        if (i in special or i in added) and vocabulary.piece(i) not in markers
-    ]
+    spoken = detect_format(vocabulary.tokenizer)
+    no_stops = {m for row in FORMATS.values() if not row.channels for m in row.markers}
+    if spoken is not None and spoken.channels:  # elsewhere <|end|> does end a turn
+        no_stops |= {*spoken.tokens} - _CHANNEL_STOPS
+    known = {*vocabulary.special_ids(), *vocabulary.added_tokens()}
+    specials = [i for i in vocabulary.encode(tail) if i in known]
+    return [i for i in specials if vocabulary.piece(i) not in no_stops]
+
+
+def _render(vocabulary: Vocabulary, turns: list[dict[str, str]]) -> str:
+    """The rendered turns; "" where there is no template, or it refuses them."""
+    render = getattr(vocabulary.tokenizer, "apply_chat_template", None)
+    if not callable(render) or not vocabulary.chat_template:
+        return ""
+    attempts: tuple[dict[str, Any], ...] = ({}, {"tools": []})
+    for keywords in attempts:  # some templates loop over tools that are not there
+        try:
+            return str(render(turns, tokenize=False, **keywords))
+        except Exception:  # a template may refuse in any way; it then declares nothing
+            continue
+    return ""
