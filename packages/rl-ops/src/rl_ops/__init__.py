@@ -1,4 +1,7 @@
-"""Exact log-probabilities, losses and advantages for post-training language models. Needs torch, nothing else."""
+"""Exact log-probabilities, losses and advantages for post-training language models.
+
+Needs torch, nothing else.
+"""
 
 from rl_ops import losses
 from rl_ops._version import __version__

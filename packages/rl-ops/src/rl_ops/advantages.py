@@ -1,4 +1,4 @@
-"""Advantages from rewards: by group, leaving one out, over a whole batch, and by a value function."""
+"""Advantages from rewards: by group, leaving one out, over a batch, by a value function."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def group_counts(rewards: Tensor, group_size: int) -> GroupCounts:
 def reinforce_pp_advantages(
     rewards: Tensor, kl: Tensor, mask: Tensor, *, beta: float, gamma: float = 1.0, eps: float = 1e-8
 ) -> Tensor:
-    """Return REINFORCE++ advantages: reward at the last token, KL at each, normalised over the batch.
+    """Return REINFORCE++ advantages: reward at the last token, KL at each, then normalised.
 
     ``A_t = sum_{s >= t} gamma**(s - t) * (1[s = last] * reward - beta * kl_s)``, then whitened over
     all unmasked tokens (Hu et al. 2025, arXiv:2501.03262, equations 8 to 10).
@@ -137,7 +137,7 @@ def reinforce_pp_advantages(
 def reinforce_pp_baseline_advantages(
     rewards: Tensor, group_size: int, *, eps: float = 1e-8
 ) -> Tensor:
-    """Return REINFORCE++-baseline advantages: minus the group's mean, then normalised over the batch.
+    """Return REINFORCE++-baseline advantages: minus the group's mean, then normalised.
 
     Hu et al. 2025 (arXiv:2501.03262, equations 11 and 12). NaN as in :func:`group_advantages`.
 
@@ -211,14 +211,14 @@ def _groups(rewards: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _wide(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return ``values`` in float64 (MPS has none), or in ``dtype`` unless they are float64 already."""
+    """Return ``values`` in float64 (MPS has none) or ``dtype``; float64 stays."""
     if values.device.type == "mps":
         return values.float()
     return values if values.dtype == torch.float64 else values.to(dtype)
 
 
 def _centre(groups: Tensor, scorable: Tensor) -> Tensor:
-    """Subtract each row's mean; exactly 0 where all scorable entries are equal, whatever rounding does."""
+    """Subtract each row's mean; exactly 0 where all scorable entries are equal."""
     count = scorable.sum(1, keepdim=True).clamp(min=1)
     mean = groups.sum(1, keepdim=True) / count
     top = groups.masked_fill(~scorable, -torch.inf).amax(1, keepdim=True)

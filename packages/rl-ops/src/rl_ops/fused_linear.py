@@ -1,6 +1,7 @@
 """Log-probabilities straight from hidden states: the head and the log-softmax in one, in chunks.
 
-Neither forward nor backward holds anything of the size of the logits, and a frozen weight costs no gradient.
+Neither forward nor backward holds anything of the size of the logits, and a frozen weight costs no
+gradient.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_ops._vmap import loop
 from rl_ops.kernels import accumulation_dtype, linear
 from rl_ops.kernels.memory import empty
 from rl_ops.logprobs import LogpsAndEntropy, check_bounds, token_index
@@ -35,10 +37,11 @@ def linear_selective_log_softmax(
 ) -> Tensor | LogpsAndEntropy:
     """Return the log-probs of ``index`` under the head ``weight`` applied to ``hidden``.
 
-    ``z = hidden @ weight.T + bias``; ``z = z * logit_scale``; ``z = c * tanh(z / c)`` with ``c = logit_softcap``;
-    ``z = z / temperature``; then ``log_softmax(z)`` at ``index``. Gradients of hidden, weight, bias and adapter are
-    exact. Under ``torch.autocast`` the products run in its type, as those of ``torch.nn.Linear`` would; sums over the
-    vocabulary and over chunks are in float32.
+    ``z = hidden @ weight.T + bias``; ``z = z * logit_scale``; ``z = c * tanh(z / c)`` with ``c =
+    logit_softcap``; ``z = z / temperature``; then ``log_softmax(z)`` at ``index``. Gradients of
+    hidden, weight, bias and adapter are exact. Under ``torch.autocast`` the products run in its
+    type, as those of ``torch.nn.Linear`` would; sums over the vocabulary and over chunks are in
+    float32.
 
     Args:
         hidden: ``[..., H]``.
@@ -53,8 +56,8 @@ def linear_selective_log_softmax(
             ``weight + scaling * B @ A`` and is neither copied nor merged.
 
     Returns:
-        Log-probs with the shape of ``index``, float32 (float64 for float64); with ``return_entropy`` a
-        :class:`LogpsAndEntropy`.
+        Log-probs with the shape of ``index``, float32 (float64 for float64); with
+        ``return_entropy`` a :class:`LogpsAndEntropy`.
 
     Raises:
         ValueError: shapes or types that do not belong together, or an option outside its range.
@@ -75,7 +78,9 @@ def linear_selective_log_softmax(
     if adapter is not None:
         down, low_weight, scaling = adapter
         low_hidden = torch.nn.functional.linear(flat, down) * scaling
-    trained = [x for x in (weight, bias, low_hidden, low_weight) if x is not None and x.requires_grad]
+    trained = [
+        x for x in (weight, bias, low_hidden, low_weight) if x is not None and x.requires_grad
+    ]
     logps, entropy, *_ = _forward(
         flat,
         weight,
@@ -112,7 +117,7 @@ def _forward(
     entropy: bool,
     plan: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs [N, K], entropy [N] or empty, maximum [N], sum_exp [N], and what the plan keeps."""
+    """Return log-probs [N, K], entropy [N] or empty, maximum, sum_exp, what the plan keeps."""
     check_bounds(index, weight.shape[0])
     head = _head((hidden, low_hidden), (weight, low_weight), bias, scales, dtype)
     kept_shape = linear.kept_shape(head) if plan == KEEP_LOGITS else (0, head.rows, 0)
@@ -173,7 +178,7 @@ def _backward(
     dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of hidden, weight, bias, low_hidden, low_weight; empty where not needed."""
+    """Return the gradients of the first five tensors; empty where not needed."""
     head = _head((hidden, low_hidden), (weight, low_weight), bias, scales, dtype)
     rows = linear.Rows(index, maximum, sum_exp, None if grad_entropy is None else entropy)
     pairs = len(head.inputs)
@@ -237,8 +242,10 @@ def _autograd(ctx: Any, grad_logps: Any, grad_entropy: Any, *_: Any) -> tuple[An
     return *found, *nothing[5:]
 
 
-def _hidden_grad(grad_logps: Tensor, tensors: tuple[Any, ...], expected: Tensor, ctx: Any) -> Tensor:
-    """Return the gradient of ``hidden`` from what forward kept: ``scale * g * (weight[index] - E[weight])``."""
+def _hidden_grad(
+    grad_logps: Tensor, tensors: tuple[Any, ...], expected: Tensor, ctx: Any
+) -> Tensor:
+    """Return the gradient of ``hidden``, ``scale * g * (weight[index] - E[weight])``."""
     hidden, weight, index = tensors[0], tensors[1], tensors[5]
     scale = ctx.scales[0] * ctx.scales[1]
     own = weight[index.squeeze(-1)].to(expected.dtype)
@@ -247,6 +254,8 @@ def _hidden_grad(grad_logps: Tensor, tensors: tuple[Any, ...], expected: Tensor,
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
+_forward.register_vmap(loop(_forward))
+_backward.register_vmap(loop(_backward))
 
 
 def _head(
@@ -268,7 +277,7 @@ def _head(
 
 
 def _plan(hidden: Tensor, trained: list[Tensor], softcap: float | None, indices: int) -> int:
-    """Choose what forward keeps: nothing without gradient, else what spares most work in backward."""
+    """Choose what forward keeps: what spares backward most, nothing without gradient."""
     if not torch.is_grad_enabled() or not (hidden.requires_grad or trained):
         return KEEP_NOTHING
     frozen = not trained and softcap is None and indices == 1
@@ -282,13 +291,17 @@ def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
         return torch.get_autocast_dtype(device)
     if hidden.dtype != weight.dtype:
         raise ValueError(
-            f"hidden is {hidden.dtype}, weight {weight.dtype}: convert one, or call under torch.autocast"
+            f"hidden is {hidden.dtype}, weight {weight.dtype}: "
+            "convert one, or call under torch.autocast"
         )
     return hidden.dtype
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, adapter: tuple[Tensor, Tensor, float] | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    adapter: tuple[Tensor, Tensor, float] | None,
 ) -> None:
     if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(

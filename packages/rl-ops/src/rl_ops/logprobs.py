@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from rl_ops import kernels
+from rl_ops._vmap import fold
 from rl_ops.kernels.memory import empty
 
 __all__ = ["LogpsAndEntropy", "entropy_from_logits", "logps_and_entropy", "selective_log_softmax"]
 
 
 class LogpsAndEntropy(NamedTuple):
-    """Log-probs ``[...]`` or ``[..., K]`` and entropy ``[...]`` (nats), both float32 (float64 for float64)."""
+    """Log-probs ``[...]`` or ``[..., K]`` and entropy ``[...]`` in nats, both float32."""
 
     logps: Tensor
     entropy: Tensor
@@ -57,7 +58,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float =
 def logps_and_entropy(
     logits: Tensor, index: Tensor, *, temperature: float = 1.0
 ) -> LogpsAndEntropy:
-    """Return the log-probs of ``index`` and the entropy of each row, both in one read of the logits.
+    """Return the log-probs of ``index`` and the entropy of each row, in one read.
 
     Shapes, types and errors as :func:`selective_log_softmax`; the entropy is that of
     ``softmax(logits / temperature)`` in nats, with ``0 * log 0 = 0``. Both carry gradient.
@@ -94,12 +95,13 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 @torch.library.custom_op(
     "rl_ops::logps_forward",
     mutates_args=(),
-    schema="(Tensor logits, Tensor index, float scale, bool entropy) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor logits, Tensor index, float scale, bool entropy)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(
     logits: Tensor, index: Tensor, scale: float, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs [..., K], entropy [...] (or empty), row maximum [...] and sum of exponentials [...]."""
+    """Return log-probs [..., K], entropy [...] or empty, row maximum, sum of exponentials."""
     check_bounds(index, logits.shape[-1])
     z = rows_view(logits)
     stats = kernels.row_stats(z, scale=scale, entropy=entropy)
@@ -176,10 +178,12 @@ def _autograd(ctx: Any, grad_logps: Any, grad_entropy: Any, *_: Any) -> tuple[An
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
+_forward.register_vmap(fold(_forward))
+_backward.register_vmap(fold(_backward))
 
 
 def rows_view(logits: Tensor) -> Tensor:
-    """View ``[..., V]`` as ``[B, T, V]``; copies only where no two strides can describe the rows."""
+    """View ``[..., V]`` as ``[B, T, V]``; copies where two strides cannot describe it."""
     if logits.dim() == 3:
         return logits
     if logits.dim() < 3:
@@ -188,7 +192,7 @@ def rows_view(logits: Tensor) -> Tensor:
 
 
 def check_bounds(index: Tensor, width: int) -> None:
-    """Raise where an index points outside the vocabulary (on the CPU, where looking costs nothing)."""
+    """Raise where an index points outside the vocabulary (on the CPU, where it is cheap)."""
     if index.device.type != "cpu" or index.numel() == 0:
         return
     low, high = (int(x) for x in torch.aminmax(index))
@@ -211,8 +215,8 @@ def token_index(name: str, source: Tensor, index: Tensor) -> tuple[Tensor, bool]
     squeeze = index.dim() == len(lead)
     if index.shape[: len(lead)] != lead or index.dim() > len(lead) + 1:
         raise ValueError(
-            f"index of shape {list(index.shape)} does not fit {name} of shape {list(source.shape)}: "
-            f"pass {list(lead)}, or {[*lead, 'K']} for K tokens a row"
+            f"index of shape {list(index.shape)} does not fit {name} of shape "
+            f"{list(source.shape)}: pass {list(lead)}, or {[*lead, 'K']} for K tokens a row"
         )
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(f"index holds {index.dtype}: pass token ids in an integer type")
@@ -231,6 +235,6 @@ def _check_source(name: str, source: Tensor) -> None:
 def _scale(temperature: float) -> float:
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(
-            f"temperature is {temperature}: pass a positive number (greedy decoding has no log-probs)"
+            f"temperature is {temperature}: pass a positive number (greedy has no log-probs)"
         )
     return 1.0 / temperature

@@ -119,7 +119,8 @@ def _as_mask(mask: Tensor, values: Tensor) -> Tensor:
         return mask.bool().expand(values.shape)
     except RuntimeError:
         raise ValueError(
-            f"mask of shape {list(mask.shape)} does not broadcast to values of shape {list(values.shape)}"
+            f"mask of shape {list(mask.shape)} does not broadcast to values of shape "
+            f"{list(values.shape)}"
         ) from None
 
 

@@ -79,7 +79,7 @@ def pad_to_length(
 
 
 def flush_left(mask: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Shift each row so that its first unmasked position comes first; drop columns that nobody uses.
+    """Shift each row so that its first unmasked position comes first; drop unused columns.
 
     Args:
         mask: ``[N, M]``; non-zero marks what is kept. Gaps inside a row stay where they are.
@@ -98,7 +98,7 @@ def flush_left(mask: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
 
 
 def flush_right(mask: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Shift each row so that its last unmasked position comes last; drop columns that nobody uses.
+    """Shift each row so that its last unmasked position comes last; drop unused columns.
 
     The mirror of :func:`flush_left`.
 
@@ -129,8 +129,8 @@ def _padded_shape(
             raise ValueError(f"tensor {i} has no dimension to pad: pass tensors of rank 1 or more")
         if (tensor.dim(), tensor.dtype, tensor.device) != (first.dim(), first.dtype, first.device):
             raise ValueError(
-                f"tensor {i} has rank {tensor.dim()}, {tensor.dtype}, {tensor.device}; tensor 0 has rank "
-                f"{first.dim()}, {first.dtype}, {first.device}: all must agree"
+                f"tensor {i} has rank {tensor.dim()}, {tensor.dtype}, {tensor.device}; "
+                f"tensor 0 has rank {first.dim()}, {first.dtype}, {first.device}: all must agree"
             )
     shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
     if pad_to_multiple_of is not None:
@@ -159,7 +159,7 @@ def _first_kept(mask: Tensor) -> Tensor:
 def _roll_rows(
     shift: Tensor, mask: Tensor, tensors: tuple[Tensor, ...], *, keep: str
 ) -> Tensor | tuple[Tensor, ...]:
-    """Roll every row of all tensors by its own shift in one gather, then cut columns without a non-zero."""
+    """Roll every row by its own shift in one gather, then cut unused columns."""
     length = mask.shape[1]
     positions = torch.arange(length, device=mask.device)
     source = (positions + shift[:, None]) % max(length, 1)

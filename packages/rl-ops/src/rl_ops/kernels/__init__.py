@@ -1,8 +1,8 @@
 """The two row kernels that everything else is made of, one file a backend.
 
 ``row_stats`` reads logits once and returns what a softmax needs; ``logits_grad`` writes the one
-gradient owed. Both take ``z`` as ``[B, T, V]`` with any strides. Compiled C++ serves the CPU, Triton
-the GPUs, plain torch everything else.
+gradient owed. Both take ``z`` as ``[B, T, V]`` with any strides. Compiled C++ serves the CPU,
+Triton the GPUs, plain torch everything else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def logits_grad(
 
     Args:
         z: logits ``[B, T, V]``, any strides.
-        index: ``[B, T, K]`` int64; one outside ``[0, V)`` selects nothing (a chunk of a larger row).
+        index: ``[B, T, K]`` int64; one outside ``[0, V)`` selects nothing (a chunk of a larger
+            row).
         stats: the maximum and the sum of exponentials of the whole row, ``[B, T]``.
         grads: gradient of the log-probs ``[B, T, K]`` and of the entropy ``[B, T]``, either None.
         entropy: the row's entropy ``[B, T]``, needed with a gradient of the entropy.

@@ -179,6 +179,13 @@ void grad_of_row(const typename D::type* row, int64_t width, float scale, const 
   const float factor = scale * LOG2E;
   const float base = std::isinf(g.top) && g.top < 0 ? 0.0f : g.top;
   const float log_total = std::log(g.total);
+  // a row without gradient is not read, so nothing that it holds (NaN) reaches the result; NaN is not 0
+  bool active = g.with_entropy && g.grad_entropy != 0.0f;
+  for (int64_t k = 0; g.grad_logps && k < g.count; k++) active = active || g.grad_logps[k] != 0.0f;
+  if (!active) {
+    std::fill(out, out + width, typename D::type(0));
+    return;
+  }
   float grad_sum = 0;
   for (int64_t k = 0; k < g.count; k++) {
     grad_sum += g.grad_logps ? g.grad_logps[k] : 0.0f;

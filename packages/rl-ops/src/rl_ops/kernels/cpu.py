@@ -1,7 +1,8 @@
 """The kernels of ``cpu.cpp``, compiled on first use and kept for later processes.
 
-Without a compiler, or where the compilation fails, the callers fall back to :mod:`rl_ops.kernels.eager` and one
-warning says so. ``RL_OPS_CPU_KERNELS=eager`` asks for that; ``RL_OPS_CACHE`` names the folder of the compiled file.
+Without a compiler, or where the compilation fails, the callers fall back to
+:mod:`rl_ops.kernels.eager` and one warning says so. ``RL_OPS_CPU_KERNELS=eager`` asks for that;
+``RL_OPS_CACHE`` names the folder of the compiled file.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def logits_grad(
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or None; the first call of the process compiles or loads them."""
+    """Return the compiled kernels, or None; the first call compiles or loads them."""
     if not _loaded:
         with _lock:
             if not _loaded:
@@ -179,7 +180,7 @@ def _compiler() -> str | None:
 
 
 def _key(compiler: str, source: bytes) -> str:
-    """Name a build by all that it depends on; homes are shared between machines of different processors."""
+    """Name a build by all it depends on: a home may be shared by unlike processors."""
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS
     ).stdout
@@ -225,5 +226,3 @@ def _say(reason: str) -> None:
         "(RL_OPS_CPU_KERNELS=eager silences this)",
         reason,
     )
-
-

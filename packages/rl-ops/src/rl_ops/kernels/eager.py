@@ -69,6 +69,10 @@ def logits_grad(
             g_entropy = grad_entropy[batch, rows]
             offset = g_sum + g_entropy * (entropy[batch, rows] - total.log())
             u.clamp_(min=-1e4).mul_((g_entropy / -LOG2E)[:, None]).sub_(offset[:, None]).mul_(p)
+        # what a row without gradient holds (NaN) must not reach the result
+        active = _active(grads, batch, rows)
+        if u.device.type != "cpu" or not bool(active.all()):
+            u.masked_fill_(~active, 0.0)
         if grad_logps is not None and index.shape[2]:
             source = grad_logps[batch, rows].mul(scale).where(inside[batch, rows], 0)
             u.scatter_add_(1, safe_index[batch, rows], source.to(u.dtype))
@@ -76,11 +80,17 @@ def logits_grad(
             out[batch, rows] = u
 
 
+def _active(grads: tuple[Tensor | None, Tensor | None], batch: int, rows: slice) -> Tensor:
+    """Return ``[rows, 1]``, whether any gradient of a row is not 0 (NaN is not)."""
+    given = [g[batch, rows].unsqueeze(-1).flatten(1) for g in grads if g is not None]
+    return torch.cat(given, 1).ne(0).any(1, keepdim=True)
+
+
 def _shift_and_scale(block: Tensor, top: Tensor, scale: float, *, out: Tensor) -> None:
     """Write ``(block - top) * scale * log2(e)``, the exponent for ``exp2``.
 
-    A row that holds only -inf stays -inf instead of becoming NaN. ``exp2`` because torch's ``exp`` takes four times
-    as long on some processors.
+    A row that holds only -inf stays -inf instead of becoming NaN. ``exp2`` because torch's ``exp``
+    takes four times as long on some processors.
     """
     finite_top = top.masked_fill(top == -torch.inf, 0.0)[:, None]
     if block.dtype == out.dtype:

@@ -1,7 +1,7 @@
 """The head and the log-softmax in chunks of rows and vocabulary, on top of the two row kernels.
 
-Nothing of the size of the logits is ever held. The vocabulary is the outer loop, so that a piece of the weight is
-converted once and its gradient is complete when the piece is left.
+Nothing of the size of the logits is ever held. The vocabulary is the outer loop, so that a piece of
+the weight is converted once and its gradient is complete when the piece is left.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from torch import Tensor
 from rl_ops import kernels
 from rl_ops.kernels.memory import empty
 
-# Numbers in a chunk of logits, and the most rows and vocabulary of one. On the CPU measured at hidden size 576: the
-# matrix products run at full speed from 1024 on and the chunk stays in the last-level cache. An accelerator wants
-# larger products.
+# Numbers in a chunk of logits, and the most rows and vocabulary of one. On the CPU measured at
+# hidden size 576: the matrix products run at full speed from 1024 on and the chunk stays in the
+# last-level cache. An accelerator wants larger products.
 CPU_CHUNK = (2**22, 2048, 4096)
 DEVICE_CHUNK = (2**26, 8192, 32768)
-# Logits that forward keeps so that backward need not compute them again: up to this much, whatever the vocabulary.
+# Logits that forward keeps so that backward need not compute them again: up to this much, whatever
+# the vocabulary.
 KEPT_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head and what is fed to it: ``z = sum_i inputs[i] @ weights[i].T + bias``, then scale, soft cap, temperature.
+    """A head and what is fed to it.
+
+    ``z = sum_i inputs[i] @ weights[i].T + bias``, then scale, soft cap, temperature.
 
     Args:
-        inputs: ``[N, H_i]`` in the type of the products; the second pair is a low-rank update of the weight.
+        inputs: ``[N, H_i]`` in the type of the products; the second pair is a low-rank update of
+            the weight.
         weights: ``[V, H_i]``, any type.
         bias: ``[V]``.
         logit_scale: multiplies the logits, positive.
@@ -70,9 +74,7 @@ class Head:
         pieces = [weight[vocab].to(self.dtype) for weight in self.weights]
         return pieces, None if self.bias is None else self.bias[vocab].to(self.dtype)
 
-    def raw(
-        self, rows: slice, pieces: list[Tensor], bias: Tensor | None, *, out: Tensor
-    ) -> Tensor:
+    def raw(self, rows: slice, pieces: list[Tensor], bias: Tensor | None, *, out: Tensor) -> Tensor:
         """Compute a chunk of the logits before scale and cap into ``out``."""
         first = self.inputs[0][rows]
         if bias is None:
@@ -84,7 +86,7 @@ class Head:
         return out
 
     def capped(self, raw: Tensor) -> Tensor:
-        """Apply scale and soft cap, in float32 at least; without a cap nothing is left to do here."""
+        """Apply scale and soft cap, in float32 at least; nothing without a cap."""
         if self.softcap is None:
             return raw
         wide = raw.to(kernels.accumulation_dtype(raw.dtype), copy=True)
@@ -121,9 +123,11 @@ def forward(
         head: the head and its inputs.
         index: ``[N, K]``.
         entropy: whether the entropy is wanted.
-        kept: ``[chunks, N, vocab]`` from :func:`kept_shape`; filled with the first chunks of raw logits.
-        expected: ``[N, H]`` or empty; filled with the weight's mean under each row's distribution, from which the
-            hidden gradient follows without computing the logits again (a frozen weight, no soft cap).
+        kept: ``[chunks, N, vocab]`` from :func:`kept_shape`; filled with the first chunks of raw
+            logits.
+        expected: ``[N, H]`` or empty; filled with the weight's mean under each row's distribution,
+            from which the hidden gradient follows without computing the logits again (a frozen
+            weight, no soft cap).
     """
     state = _Running(head, index, entropy=entropy)
     scale = head.kernel_scale
@@ -161,7 +165,8 @@ def backward(
 ) -> tuple[list[Tensor | None], list[Tensor | None], Tensor | None]:
     """Return the gradients of the inputs, of the weights and of the bias; None where not needed.
 
-    Rows whose gradients are all 0 take no part: they cost nothing, and what they hold cannot reach the result.
+    Rows whose gradients are all 0 take no part: they cost nothing, and what they hold cannot reach
+    the result.
     """
     active = _active(grads)
     if active is None:
@@ -249,7 +254,7 @@ def _chunk_grad(
 
 
 class _Running:
-    """The softmax statistics of whole rows, put together from chunks (Milakov and Gimelshein 2018)."""
+    """Softmax statistics of whole rows from chunks (Milakov and Gimelshein 2018)."""
 
     def __init__(self, head: Head, index: Tensor, *, entropy: bool) -> None:
         self.scale, self.index, self.entropy = head.kernel_scale, index, entropy
@@ -263,7 +268,7 @@ class _Running:
     def add(
         self, rows: slice, vocab: slice, z: Tensor, stats: kernels.RowStats
     ) -> tuple[Tensor, Tensor]:
-        """Take a chunk in; return the factors by which older and this chunk's exponentials now count."""
+        """Take a chunk in; return the factors of the older exponentials and of its own."""
         here, top = stats.maximum[0], self.maximum[rows]
         maximum = torch.maximum(here, top)
         base = maximum.masked_fill(maximum == -torch.inf, 0.0)
@@ -292,7 +297,7 @@ class _Running:
 
 
 class _Sum:
-    """The gradient of one piece of a weight, summed over chunks of rows in float32 and written once."""
+    """The gradient of one piece of a weight, summed in float32 and written once."""
 
     def __init__(self, gradient: Tensor | None, vocab: slice) -> None:
         self.target = None if gradient is None else gradient[vocab]
@@ -321,7 +326,7 @@ class _Sum:
 
 
 def _exponentials(raw: Tensor, stats: kernels.RowStats, scale: float, *, keep: bool) -> Tensor:
-    """Return ``exp((z - maximum of the chunk) * scale)`` in the type of ``raw``, over it unless it is kept."""
+    """Return ``exp((z - maximum of the chunk) * scale)``, over ``raw`` unless it is kept."""
     out = torch.empty_like(raw) if keep else raw
     n = raw.shape[0]
     nowhere = torch.full((1, n, 1), -1, dtype=torch.int64, device=raw.device)
@@ -335,7 +340,7 @@ def _exponentials(raw: Tensor, stats: kernels.RowStats, scale: float, *, keep: b
 
 
 def _active(grads: tuple[Tensor | None, Tensor | None]) -> Tensor | None:
-    """Return the rows that have a gradient, or None if all have (or asking would break a graph capture)."""
+    """Return the rows that have a gradient, or None if all have or a graph is captured."""
     given = [g.reshape(g.shape[0], -1) for g in grads if g is not None]
     if given[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return None

@@ -4,23 +4,19 @@ Token-level losses return ``[B, T]`` and are exactly 0, in value and gradient, w
 sequence-level ones return ``[B]``. :mod:`rl_ops.losses.reduce` averages them.
 """
 
+from rl_ops.losses.diagnostics import PolicyDiagnostics, policy_diagnostics
+from rl_ops.losses.divergence import f_divergence_score
 from rl_ops.losses.kto import apo_zero_unpaired, kto, kto_kl
 from rl_ops.losses.policy import (
-    PolicyDiagnostics,
     bnpo,
     cispo,
     dapo,
     dr_grpo,
     grpo,
-    gspo,
-    luspo,
-    policy_diagnostics,
     ppo,
     reinforce_pp,
     reinforce_pp_baseline,
-    rloo,
     sapo,
-    vespo,
 )
 from rl_ops.losses.preference import (
     aot,
@@ -28,23 +24,21 @@ from rl_ops.losses.preference import (
     apo_down,
     apo_zero,
     bco_pair,
-    cpo,
     discopop,
     exo_pair,
-    f_divergence_score,
     hinge,
     ipo,
     kto_pair,
     nca_pair,
-    orpo,
     robust,
     sigmoid,
     sigmoid_norm,
-    simpo,
     sppo_hard,
 )
 from rl_ops.losses.reduce import loss_denominator, reduce_loss, sequence_logps
+from rl_ops.losses.reference_free import cpo, orpo, simpo
 from rl_ops.losses.reward import bradley_terry
+from rl_ops.losses.sequence_policy import gspo, luspo, rloo, vespo
 from rl_ops.losses.sft import dft, nll
 from rl_ops.losses.value import clipped_value
 

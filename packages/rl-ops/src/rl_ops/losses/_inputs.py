@@ -9,14 +9,15 @@ from rl_ops.masked import require_finite, zero_masked
 
 
 def wide(values: Tensor) -> Tensor:
-    """Return ``values`` in float32, or float64 where they are: a loss in half precision loses its small terms."""
+    """Return ``values`` in float32 or wider: half precision loses a loss's small terms."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def masked_inputs(mask: Tensor, **named: Tensor) -> list[Tensor]:
-    """Return the tensors ``[B, T]`` with 0 where the mask is 0, before anything is computed from them.
+    """Return the tensors ``[B, T]`` with 0 where the mask is 0.
 
-    Emptying after an ``exp`` would be too late: ``0 * inf`` in the backward pass is NaN.
+    This comes before all else: emptying after an ``exp`` would be too late: ``0 * inf`` in the
+    backward pass is NaN.
 
     Raises:
         ValueError: shapes that differ, or an unmasked number that is not finite (with its row).
@@ -25,7 +26,8 @@ def masked_inputs(mask: Tensor, **named: Tensor) -> list[Tensor]:
     for name, values in named.items():
         if values.shape != mask.shape:
             raise ValueError(
-                f"{name} has shape {list(values.shape)}, the mask {list(mask.shape)}: they must agree"
+                f"{name} has shape {list(values.shape)}, the mask {list(mask.shape)}: "
+                "they must agree"
             )
         values = wide(values)
         require_finite(name, values, mask)

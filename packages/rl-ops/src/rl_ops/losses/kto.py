@@ -50,12 +50,12 @@ def kto(
 def kto_kl(
     mismatched_logps: Tensor, mismatched_ref_logps: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Return KTO's baseline ``z0 = max(0, mean(logps - ref_logps))`` over mismatched pairs, without gradient.
+    """Return KTO's baseline ``z0 = max(0, mean(logps - ref_logps))`` over mismatched pairs.
 
     Args:
         mismatched_logps: ``[B]``, completions scored behind another row's prompt; gather the whole
             step first, so that the loss does not depend on how it is split.
-        mismatched_ref_logps: ``[B]``, the reference's.
+        mismatched_ref_logps: ``[B]``, the reference's. No gradient flows through either.
         mask: ``[B]``, rows to leave out.
 
     Example:
@@ -75,7 +75,7 @@ def apo_zero_unpaired(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """Anchored preference optimisation, zero variant, on unpaired rows: :func:`kto` with ``z0 = 0``.
+    """APO-zero on unpaired rows: :func:`kto` with ``z0 = 0``.
 
     D'Oosterlinck et al. 2024 (arXiv:2408.06266, equation 7): ``1 - sigmoid(beta * h)`` for
     desirable rows, ``sigmoid(beta * h)`` for the others.

@@ -1,4 +1,4 @@
-"""Policy-gradient losses. All return ``[B, T]`` except :func:`rloo`, which returns ``[B]``.
+"""Policy-gradient losses. All return ``[B, T]``.
 
 Common arguments: ``logps`` of the policy being trained, ``old_logps`` of the policy that sampled
 (both ``[B, T]``), ``advantages`` ``[B]`` or ``[B, T]``, ``mask`` ``[B, T]`` (non-zero: trained).
@@ -9,31 +9,23 @@ with its row. Ratios above exp(40) grow linearly instead of overflowing.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from rl_ops.kl import bounded_exp, kl_estimate
 from rl_ops.losses._inputs import masked_advantages, masked_inputs
-from rl_ops.masked import masked_mean, zero_masked
+from rl_ops.losses._surrogate import Bounds, bounds_of, surrogate
 
 __all__ = [
-    "PolicyDiagnostics",
     "bnpo",
     "cispo",
     "dapo",
     "dr_grpo",
     "grpo",
-    "gspo",
-    "luspo",
-    "policy_diagnostics",
     "ppo",
     "reinforce_pp",
     "reinforce_pp_baseline",
-    "rloo",
     "sapo",
-    "vespo",
 ]
 
 
@@ -47,7 +39,9 @@ def grpo(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> Tensor:
-    """Clipped surrogate ``-min(min(r_t, delta) * A, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A)``.
+    """Clipped surrogate.
+
+    ``-min(min(r_t, delta) * A, clip(r_t, 1 - epsilon, 1 + epsilon_high) * A)``.
 
     GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3), averaged with "sequence_mean". A KL term
     is added by the caller with :func:`rl_ops.kl_estimate`.
@@ -68,7 +62,7 @@ def grpo(
         tensor([[-2.,  0.]])
     """
     return _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, delta)
     )
 
 
@@ -88,7 +82,7 @@ def bnpo(
     whole step.
     """
     return _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, delta)
     )
 
 
@@ -102,13 +96,15 @@ def dr_grpo(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> Tensor:
-    """The surrogate of :func:`grpo`, summed and divided by a constant ("constant"), with ``scale="none"`` advantages.
+    """The surrogate of :func:`grpo`, summed and divided by a constant ("constant").
+
+    Its advantages are those of ``scale="none"``.
 
     Dr. GRPO (Liu et al. 2025, arXiv:2503.20783, section 3.2): neither length nor spread of a group
     biases the step.
     """
     return _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, delta)
     )
 
 
@@ -122,12 +118,14 @@ def dapo(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> Tensor:
-    """The surrogate of :func:`grpo`, averaged over all tokens of the step ("token_mean"); the paper clips at 0.28 above.
+    """The surrogate of :func:`grpo`, averaged over all tokens of the step ("token_mean").
+
+    The paper has ``epsilon_high=0.28``.
 
     DAPO (Yu et al. 2025, arXiv:2503.14476, equation 8).
     """
     return _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, delta)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, delta)
     )
 
 
@@ -156,7 +154,7 @@ def ppo(
         epsilon_high: how far it may rise above 1; ``epsilon`` by default.
         dual_clip: above 1, 3 in the paper; None leaves it out.
     """
-    low, high, _ = _bounds(epsilon, epsilon_high, None)
+    low, high, _ = bounds_of(epsilon, epsilon_high, None)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip is {dual_clip}: pass a number above 1, or None")
     loss = _clipped_surrogate(logps, old_logps, advantages, mask, bounds=(low, high, None))
@@ -182,7 +180,7 @@ def reinforce_pp(
     penalty.
     """
     return _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, None)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, None)
     )
 
 
@@ -208,7 +206,7 @@ def reinforce_pp_baseline(
     if (beta != 0.0) != (ref_logps is not None):
         raise ValueError(f"beta={beta} and ref_logps go together: pass both or neither")
     loss = _clipped_surrogate(
-        logps, old_logps, advantages, mask, bounds=_bounds(epsilon, epsilon_high, None)
+        logps, old_logps, advantages, mask, bounds=bounds_of(epsilon, epsilon_high, None)
     )
     if ref_logps is None:
         return loss
@@ -224,7 +222,7 @@ def cispo(
     epsilon_high: float = 5.0,
     epsilon_low: float | None = None,
 ) -> Tensor:
-    """Clipped importance weights on REINFORCE: ``-sg(clip(r_t, epsilon_low, epsilon_high)) * A * logps``.
+    """REINFORCE with clipped weights: ``-sg(clip(r_t, epsilon_low, epsilon_high)) * A * logps``.
 
     CISPO (MiniMax-M1 2025, arXiv:2506.13585, equations 4 and 5); averaged with "token_mean". The
     bounds are on the ratio itself (not around 1), as ScaleRL (arXiv:2510.13786) and TRL have them;
@@ -234,45 +232,6 @@ def cispo(
     advantages = masked_advantages(advantages, mask)
     weight = bounded_exp(logps.detach() - old_logps).clamp(epsilon_low, epsilon_high)
     return -weight * advantages * logps
-
-
-def gspo(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    epsilon: float = 3e-4,
-    epsilon_high: float | None = 4e-4,
-) -> Tensor:
-    """The clipped surrogate with one ratio a sequence, ``s = exp(mean_t(logps - old_logps))``.
-
-    GSPO (Zheng et al. 2025, arXiv:2507.18071, equations 5 to 7); averaged with "sequence_mean".
-    Written in its token form (equation 14), ``s_t = sg(s) * exp(logps - sg(logps))``: the same
-    value and gradient for advantages ``[B]``, and defined for ``[B, T]`` too. The bounds are the
-    paper's, far tighter than those of a token ratio.
-    """
-    logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
-    advantages = masked_advantages(advantages, mask)
-    ratio = _sequence_ratio(logps, old_logps, mask)
-    return _surrogate(ratio, advantages, _bounds(epsilon, epsilon_high, None))
-
-
-def luspo(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    epsilon: float = 3e-4,
-    epsilon_high: float | None = 4e-4,
-) -> Tensor:
-    """:func:`gspo` scaled by the length of each sequence: averaged with "sequence_mean_token_sum".
-
-    ``-|y| * min(s * A, clip(s) * A)`` a sequence (LUSPO, Liu et al. 2026, arXiv:2602.05261):
-    without the length, GSPO weighs the tokens of short answers more.
-    """
-    return gspo(logps, old_logps, advantages, mask, epsilon=epsilon, epsilon_high=epsilon_high)
 
 
 def sapo(
@@ -295,145 +254,9 @@ def sapo(
         )
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
     advantages = masked_advantages(advantages, mask)
-    tau = torch.where(advantages > 0, temperature_pos, temperature_neg)
+    tau = torch.full_like(advantages, temperature_neg).masked_fill(advantages > 0, temperature_pos)
     ratio = bounded_exp(logps - old_logps)
     return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages
-
-
-def vespo(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    k_pos: float = 2.0,
-    lambda_pos: float = 3.0,
-    k_neg: float = 3.0,
-    lambda_neg: float = 2.0,
-) -> Tensor:
-    """A smooth sequence weight on REINFORCE: ``-phi(w) * A * logps``, ``phi`` without gradient.
-
-    ``w = exp(sum_t(logps - old_logps))``, ``phi(w) = exp(lambda) * w**k * exp(-lambda * w)``, so
-    that ``phi(1) = 1`` (VESPO, Shen et al. 2026, arXiv:2602.10693); ``k`` and ``lambda`` by the
-    advantage's sign; averaged with "token_mean". Computed in log space, ``log w`` kept within [log
-    1e-8, 20], where ``phi`` is 0 either way.
-    """
-    logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
-    advantages = masked_advantages(advantages, mask)
-    token = (logps.detach() - old_logps).clamp(-20.0, 20.0)
-    log_w = token.sum(-1, keepdim=True).clamp(-18.420680743952367, 20.0)
-    positive = advantages >= 0
-    k = torch.where(positive, k_pos, k_neg)
-    lam = torch.where(positive, lambda_pos, lambda_neg)
-    phi = torch.exp(lam + k * log_w - lam * log_w.exp())
-    return -phi * advantages * logps
-
-
-def rloo(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-) -> Tensor:
-    """The clipped surrogate on whole sequences: ``-min(R * A, clip(R) * A)``, ``R = exp(sum_t(logps - old_logps))``.
-
-    RLOO (Ahmadian et al. 2024, arXiv:2402.14740): a sequence is one action; on fresh samples its
-    gradient is REINFORCE's with :func:`rl_ops.leave_one_out_advantages`.
-
-    Args:
-        logps: ``[B, T]``.
-        old_logps: ``[B, T]``.
-        advantages: ``[B]``.
-        mask: ``[B, T]``.
-        epsilon: how far the ratio may fall below 1.
-        epsilon_high: how far it may rise above 1; ``epsilon`` by default.
-
-    Returns:
-        ``[B]``, 0 for rows without an unmasked token.
-    """
-    logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
-    any_token = mask.bool().any(-1)
-    if advantages.shape != any_token.shape:
-        raise ValueError(
-            f"advantages have shape {list(advantages.shape)}: rloo takes one a row, [B]"
-        )
-    advantages = masked_advantages(advantages.unsqueeze(-1), any_token.unsqueeze(-1)).squeeze(-1)
-    ratio = bounded_exp((logps - old_logps).sum(-1))
-    return _surrogate(ratio, advantages, _bounds(epsilon, epsilon_high, None))
-
-
-class PolicyDiagnostics(NamedTuple):
-    """Scalars without gradient, over unmasked tokens; 0 (ratios 1) where there are none."""
-
-    ratio_mean: Tensor
-    ratio_min: Tensor
-    ratio_max: Tensor
-    clip_fraction_low: Tensor
-    clip_fraction_high: Tensor
-    approx_kl: Tensor
-
-
-@torch.no_grad()
-def policy_diagnostics(
-    logps: Tensor,
-    old_logps: Tensor,
-    mask: Tensor,
-    *,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    advantages: Tensor | None = None,
-) -> PolicyDiagnostics:
-    """Return how far the policy has moved from the one that sampled.
-
-    Args:
-        logps: ``[B, T]``.
-        old_logps: ``[B, T]``.
-        mask: ``[B, T]``.
-        epsilon: as in the loss.
-        epsilon_high: as in the loss.
-        advantages: ``[B]`` or ``[B, T]``. With them a token counts as clipped only where the clip
-            stops its
-            gradient: low with ``A < 0``, high with ``A > 0``.
-
-    Returns:
-        Mean, least and largest ratio, the fraction of tokens below and above the clip range, and
-        the k3 estimate of KL(old || new).
-    """
-    low, high, _ = _bounds(epsilon, epsilon_high, None)
-    logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
-    used = mask.bool()
-    ratio = bounded_exp(logps - old_logps)
-    below, above = ratio < low, ratio > high
-    if advantages is not None:
-        advantages = masked_advantages(advantages, mask)
-        below, above = below & (advantages < 0), above & (advantages > 0)
-    ones = ratio.new_ones(1)
-    return PolicyDiagnostics(
-        ratio_mean=masked_mean(ratio, used) if bool(used.any()) else ones[0],
-        ratio_min=torch.cat([ratio[used], ones]).min() if not used.any() else ratio[used].min(),
-        ratio_max=torch.cat([ratio[used], ones]).max() if not used.any() else ratio[used].max(),
-        clip_fraction_low=masked_mean(below.to(ratio.dtype), used),
-        clip_fraction_high=masked_mean(above.to(ratio.dtype), used),
-        approx_kl=masked_mean(kl_estimate(old_logps, logps, "k3"), used),
-    )
-
-
-Bounds = tuple[float, float, float | None]
-
-
-def _bounds(epsilon: float, epsilon_high: float | None, delta: float | None) -> Bounds:
-    """Return the clip range of the ratio and the bound of the unclipped one."""
-    high = epsilon if epsilon_high is None else epsilon_high
-    if epsilon < 0 or high < 0:
-        raise ValueError(f"epsilon={epsilon}, epsilon_high={high}: pass 0 or more")
-    if delta is not None and delta <= 1 + high:
-        raise ValueError(
-            f"delta={delta} must exceed 1 + epsilon_high = {1 + high}, or the clip never acts"
-        )
-    return 1 - epsilon, 1 + high, delta
 
 
 def _clipped_surrogate(
@@ -441,19 +264,4 @@ def _clipped_surrogate(
 ) -> Tensor:
     logps, old_logps = masked_inputs(mask, logps=logps, old_logps=old_logps)
     advantages = masked_advantages(advantages, mask)
-    return _surrogate(bounded_exp(logps - old_logps), advantages, bounds)
-
-
-def _surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
-    low, high, delta = bounds
-    clipped = ratio.clamp(low, high) * advantages
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
-    return 0 - torch.minimum(ratio * advantages, clipped)
-
-
-def _sequence_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
-    """Return ``sg(exp(mean log-ratio)) * exp(logps - sg(logps))``, ``[B, T]``."""
-    length = mask.bool().sum(-1, keepdim=True).clamp(min=1)
-    mean = (logps.detach() - old_logps).sum(-1, keepdim=True) / length
-    return zero_masked(bounded_exp(mean) * torch.exp(logps - logps.detach()), mask)
+    return surrogate(bounded_exp(logps - old_logps), advantages, bounds)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from rl_ops.kl import bounded_exp
 from rl_ops.losses._inputs import finite_rows
+from rl_ops.losses._pairs import per_token, smoothed_logistic, smoothing
 
 __all__ = [
     "aot",
@@ -25,19 +26,15 @@ __all__ = [
     "apo_down",
     "apo_zero",
     "bco_pair",
-    "cpo",
     "discopop",
     "exo_pair",
-    "f_divergence_score",
     "hinge",
     "ipo",
     "kto_pair",
     "nca_pair",
-    "orpo",
     "robust",
     "sigmoid",
     "sigmoid_norm",
-    "simpo",
     "sppo_hard",
 ]
 
@@ -51,7 +48,9 @@ def sigmoid(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """DPO: ``-(1 - e) * log sigmoid(beta * d) - e * log sigmoid(-beta * d)``.
+    """Logistic loss of DPO.
+
+    ``-(1 - e) * log sigmoid(beta * d) - e * log sigmoid(-beta * d)``.
 
     Rafailov et al. 2023 (arXiv:2305.18290, equation 7); with ``e = label_smoothing > 0`` the
     conservative form of Mitchell 2023 ("A note on DPO with noisy preferences").
@@ -62,7 +61,7 @@ def sigmoid(
         tensor([0.6931])
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    return _smoothed_logistic(beta * (h_w - h_l), label_smoothing)
+    return smoothed_logistic(beta * (h_w - h_l), label_smoothing)
 
 
 def sigmoid_norm(
@@ -76,13 +75,13 @@ def sigmoid_norm(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """DPO with each gap averaged over its tokens: ``-log sigmoid(beta * (h_w / |y_w| - h_l / |y_l|))``.
+    """DPO with averaged gaps: ``-log sigmoid(beta * (h_w / |y_w| - h_l / |y_l|))``.
 
     Length-normalised DPO as in Tulu 3 (Lambert et al. 2024, arXiv:2411.15124, equation 6).
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    d = _per_token(h_w, chosen_lengths) - _per_token(h_l, rejected_lengths)
-    return _smoothed_logistic(beta * d, label_smoothing)
+    d = per_token(h_w, chosen_lengths) - per_token(h_l, rejected_lengths)
+    return smoothed_logistic(beta * d, label_smoothing)
 
 
 def hinge(
@@ -93,7 +92,10 @@ def hinge(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """``max(0, 1 - beta * d)``: the loss of RSO (Liu et al. 2023, arXiv:2309.06657, equation 11), after SLiC."""
+    """Hinge ``max(0, 1 - beta * d)``.
+
+    RSO (Liu et al. 2023, arXiv:2309.06657, equation 11), after SLiC.
+    """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     return torch.relu(1 - beta * (h_w - h_l))
 
@@ -135,7 +137,7 @@ def ipo(
             "or average=False and neither"
         )
     if chosen_lengths is not None and rejected_lengths is not None:
-        h_w, h_l = _per_token(h_w, chosen_lengths), _per_token(h_l, rejected_lengths)
+        h_w, h_l = per_token(h_w, chosen_lengths), per_token(h_l, rejected_lengths)
     return (h_w - h_l - 1 / (2 * beta)).square()
 
 
@@ -149,7 +151,9 @@ def kto_pair(
     rejected_kl: Tensor | float | None = None,
     beta: float = 0.1,
 ) -> Tensor:
-    """KTO on pairs: the mean of ``1 - sigmoid(beta * (h_w - z_l))`` and ``1 - sigmoid(beta * (z_w - h_l))``.
+    """KTO on pairs, each against the KL of the other side.
+
+    The mean of ``1 - sigmoid(beta * (h_w - z_l))`` and ``1 - sigmoid(beta * (z_w - h_l))``.
 
     The paired form in the reference code of Ethayarajh et al. 2024 (arXiv:2402.01306). ``z_w``,
     ``z_l`` are ``max(0, mean(h))`` over chosen and rejected rows without gradient; they are taken
@@ -170,15 +174,17 @@ def robust(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """``(-(1 - e) * log sigmoid(beta * d) + e * log sigmoid(-beta * d)) / (1 - 2 * e)``, unbiased under flipped labels.
+    """DPO's loss made unbiased under flipped labels.
+
+    ``(-(1 - e) * log sigmoid(beta * d) + e * log sigmoid(-beta * d)) / (1 - 2 * e)``.
 
     Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409, equation 10); ``e = label_smoothing`` is
     the fraction of pairs whose label is flipped, below 0.5.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    e = _smoothing(label_smoothing)
+    e = smoothing(label_smoothing)
     z = beta * (h_w - h_l)
-    return (e * F.logsigmoid(-z) - (1 - e) * F.logsigmoid(z)) / (1 - 2 * e)
+    return (e * logsigmoid(-z) - (1 - e) * logsigmoid(z)) / (1 - 2 * e)
 
 
 def exo_pair(
@@ -197,14 +203,14 @@ def exo_pair(
     0: at 0 the loss is infinite.
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    e = _smoothing(label_smoothing)
+    e = smoothing(label_smoothing)
     if e == 0:
         raise ValueError(
             "label_smoothing is 0, at which exo_pair is infinite: pass a small positive one, 1e-3"
         )
     z = beta * (h_w - h_l)
-    win = torch.sigmoid(z) * (F.logsigmoid(z) - math.log1p(-e))
-    return win + torch.sigmoid(-z) * (F.logsigmoid(-z) - math.log(e))
+    win = torch.sigmoid(z) * (logsigmoid(z) - math.log1p(-e))
+    return win + torch.sigmoid(-z) * (logsigmoid(-z) - math.log(e))
 
 
 def nca_pair(
@@ -215,14 +221,15 @@ def nca_pair(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """``-log s(beta*h_w) - 0.5 * log s(-beta*h_w) - 0.5 * log s(-beta*h_l)``, s the sigmoid.
+    """Noise contrast, which keeps the likelihood of the chosen one up.
 
-    NCA (Chen et al. 2024, arXiv:2402.05369, equation 11 with two answers): keeps the chosen one's
-    likelihood up.
+    ``-log s(beta*h_w) - 0.5 * log s(-beta*h_w) - 0.5 * log s(-beta*h_l)``, s the sigmoid.
+
+    NCA (Chen et al. 2024, arXiv:2402.05369, equation 11 with two answers).
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    pull_down = F.logsigmoid(-beta * h_w) + F.logsigmoid(-beta * h_l)
-    return -F.logsigmoid(beta * h_w) - 0.5 * pull_down
+    pull_down = logsigmoid(-beta * h_w) + logsigmoid(-beta * h_l)
+    return -logsigmoid(beta * h_w) - 0.5 * pull_down
 
 
 def bco_pair(
@@ -234,13 +241,15 @@ def bco_pair(
     beta: float = 0.1,
     reward_shift: Tensor | float = 0.0,
 ) -> Tensor:
-    """``-log sigmoid(beta*h_w - shift) - log sigmoid(-(beta*h_l - shift))``: a binary classifier on the rewards.
+    """A binary classifier on the rewards.
+
+    ``-log sigmoid(beta*h_w - shift) - log sigmoid(-(beta*h_l - shift))``.
 
     BCO (Jung et al. 2024, arXiv:2404.04656, equation 10). ``reward_shift`` is the paper's running
     mean of the rewards, without gradient; TRL 1.x leaves it out (0).
     """
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    return -F.logsigmoid(beta * h_w - reward_shift) - F.logsigmoid(reward_shift - beta * h_l)
+    return -logsigmoid(beta * h_w - reward_shift) - logsigmoid(reward_shift - beta * h_l)
 
 
 def sppo_hard(
@@ -269,7 +278,9 @@ def aot(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """DPO's logistic on sorted gaps: policy gaps ``logp_w - logp_l`` against those of the reference, quantile by quantile.
+    """DPO's logistic on sorted gaps, the policy's against the reference's, quantile by quantile.
+
+    A gap is ``logp_w - logp_l``.
 
     AOT paired (Melnyk et al. 2024, arXiv:2406.05882, section 3): the policy's distribution of gaps
     is to dominate the reference's. Row i of the result is the i-th smallest, not example i. The
@@ -283,7 +294,7 @@ def aot(
         ref_w, ref_l = _gaps(ref_chosen_logps, ref_rejected_logps, None, None)
         reference = ref_w - ref_l
     d = (policy_w - policy_l).sort().values - reference.sort().values
-    return _smoothed_logistic(beta * d, label_smoothing)
+    return smoothed_logistic(beta * d, label_smoothing)
 
 
 def aot_unpaired(
@@ -295,9 +306,9 @@ def aot_unpaired(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """As :func:`aot`, sorting ``h_w`` against ``h_l``: chosen and rejected need not answer the same prompt."""
+    """As :func:`aot`, sorting ``h_w`` against ``h_l``: the two need not share a prompt."""
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    return _smoothed_logistic(beta * (h_w.sort().values - h_l.sort().values), label_smoothing)
+    return smoothed_logistic(beta * (h_w.sort().values - h_l.sort().values), label_smoothing)
 
 
 def apo_zero(
@@ -343,7 +354,9 @@ def discopop(
     beta: float = 0.1,
     tau: float = 0.05,
 ) -> Tensor:
-    """The log-ratio modulated loss: ``(1 - m) * -log sigmoid(z) + m * exp(-z)``, ``z = beta * d``, ``m = sigmoid(z / tau)``.
+    """The log-ratio modulated loss, found by search.
+
+    ``(1 - m) * -log sigmoid(z) + m * exp(-z)``, ``z = beta * d``, ``m = sigmoid(z / tau)``.
 
     DiscoPOP (Lu et al. 2024, arXiv:2406.08414, equation 5). The second term is computed as
     ``exp(log sigmoid(z / tau) - z)``: a product of 0 and inf at very negative z otherwise.
@@ -352,115 +365,7 @@ def discopop(
         raise ValueError(f"tau is {tau}: pass one above 0 and at most 1")
     h_w, h_l = _gaps(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     z = beta * (h_w - h_l)
-    return torch.sigmoid(-z / tau) * -F.logsigmoid(z) + bounded_exp(F.logsigmoid(z / tau) - z)
-
-
-def simpo(
-    chosen_logps: Tensor,
-    rejected_logps: Tensor,
-    *,
-    chosen_lengths: Tensor,
-    rejected_lengths: Tensor,
-    beta: float = 2.0,
-    gamma: float = 1.0,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """``-log sigmoid(beta * (logp_w / |y_w| - logp_l / |y_l|) - gamma)``, no reference.
-
-    SimPO (Meng et al. 2024, arXiv:2405.14734, equation 6).
-
-    Args:
-        chosen_logps: ``[B]``, summed.
-        rejected_logps: ``[B]``, summed.
-        chosen_lengths: ``[B]``, tokens in each chosen completion.
-        rejected_lengths: ``[B]``.
-        beta: scale of the rewards.
-        gamma: margin between them (the paper tunes ``gamma / beta`` around 0.5).
-        label_smoothing: probability that a label is flipped.
-    """
-    chosen, rejected = finite_rows(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
-    d = _per_token(chosen, chosen_lengths) - _per_token(rejected, rejected_lengths)
-    return _smoothed_logistic(beta * d - gamma, label_smoothing)
-
-
-def cpo(
-    chosen_logps: Tensor,
-    rejected_logps: Tensor,
-    *,
-    chosen_lengths: Tensor | None = None,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    nll_weight: float = 1.0,
-) -> Tensor:
-    """``-log sigmoid(beta * (logp_w - logp_l)) + nll_weight * -logp_w / |y_w|``, no reference.
-
-    CPO (Xu et al. 2024, arXiv:2401.08417, equations 3 to 5).
-
-    Raises:
-        ValueError: ``nll_weight`` other than 0 without ``chosen_lengths``, or lengths that nothing
-            uses.
-    """
-    chosen, rejected = finite_rows(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
-    loss = _smoothed_logistic(beta * (chosen - rejected), label_smoothing)
-    if (chosen_lengths is not None) != (nll_weight != 0.0):
-        raise ValueError(
-            f"nll_weight={nll_weight} and chosen_lengths go together: pass the lengths, or nll_weight=0"
-        )
-    if chosen_lengths is None:
-        return loss
-    return loss - nll_weight * _per_token(chosen, chosen_lengths)
-
-
-def orpo(
-    chosen_logps: Tensor,
-    rejected_logps: Tensor,
-    *,
-    chosen_lengths: Tensor,
-    rejected_lengths: Tensor,
-    beta: float = 0.1,
-    nll_weight: float = 1.0,
-) -> Tensor:
-    """``-nll_weight * a_w - beta * log sigmoid(log_odds(a_w) - log_odds(a_l))``, ``a`` the mean log-prob of a token.
-
-    ``log_odds(a) = a - log(1 - exp(a))``. ORPO (Hong et al. 2024, arXiv:2403.07691, equations 4 to
-    7; beta is its lambda). ``a`` is kept below -1e-6, so that a certain answer has finite odds.
-    """
-    chosen, rejected = finite_rows(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
-    chosen = _per_token(chosen, chosen_lengths)
-    rejected = _per_token(rejected, rejected_lengths)
-    gap = _log_odds(chosen) - _log_odds(rejected)
-    return -nll_weight * chosen - beta * F.logsigmoid(gap)
-
-
-def f_divergence_score(
-    logratios: Tensor, *, kind: str = "reverse_kl", alpha: float = 0.5
-) -> Tensor:
-    """Return ``f'(u)``, ``u = exp(logratios)``, the score that f-DPO puts in place of the log-ratio.
-
-    Wang et al. 2023 (arXiv:2309.16240, table 1), up to a constant that cancels between chosen and
-    rejected:
-
-    - "reverse_kl": ``log u`` (DPO itself).
-    - "forward_kl": ``1 - 1 / u``.
-    - "js_divergence": ``log 2 + log(u / (1 + u))``.
-    - "alpha_divergence": ``(u**(alpha - 1) - 1) / (alpha - 1)``; ``log u`` in the limit of 1.
-
-    Pass the scores to a loss as the policy's log-probs with None for the reference. Exponentials
-    above exp(40) go on as their tangent, so that value and gradient stay finite.
-    """
-    (logratios,) = finite_rows(logratios=logratios)
-    if kind == "reverse_kl":
-        return logratios
-    if kind == "forward_kl":
-        return 1 - bounded_exp(-logratios)
-    if kind == "js_divergence":
-        return math.log(2) + F.logsigmoid(logratios)
-    if kind == "alpha_divergence":
-        power = alpha - 1
-        return logratios if abs(power) < 1e-6 else (bounded_exp(power * logratios) - 1) / power
-    raise ValueError(
-        f'kind is {kind!r}: pass "reverse_kl", "forward_kl", "js_divergence" or "alpha_divergence"'
-    )
+    return torch.sigmoid(-z / tau) * -logsigmoid(z) + bounded_exp(logsigmoid(z / tau) - z)
 
 
 def _gaps(
@@ -476,28 +381,5 @@ def _gaps(
     return chosen - ref_chosen, rejected - ref_rejected
 
 
-def _per_token(values: Tensor, lengths: Tensor) -> Tensor:
-    if lengths.shape != values.shape:
-        raise ValueError(f"lengths have shape {list(lengths.shape)}, expected {list(values.shape)}")
-    return values / lengths.clamp(min=1).to(values.dtype)
-
-
-def _smoothing(label_smoothing: float) -> float:
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing is {label_smoothing}: pass one in [0, 0.5)")
-    return label_smoothing
-
-
-def _smoothed_logistic(z: Tensor, label_smoothing: float) -> Tensor:
-    e = _smoothing(label_smoothing)
-    loss = -F.logsigmoid(z)
-    return loss if e == 0 else (1 - e) * loss - e * F.logsigmoid(-z)
-
-
 def _batch_kl(gap: Tensor) -> Tensor:
     return gap.detach().sum().div(max(gap.numel(), 1)).clamp(min=0)
-
-
-def _log_odds(mean_logps: Tensor) -> Tensor:
-    bounded = mean_logps.clamp(max=-1e-6)
-    return bounded - torch.log(-torch.expm1(bounded))

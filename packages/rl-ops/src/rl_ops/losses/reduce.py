@@ -84,7 +84,8 @@ def reduce_loss(
     Example:
         >>> mask = torch.tensor([[1, 1], [1, 0]])
         >>> total = loss_denominator(mask, mode="sequence_mean")
-        >>> reduce_loss(torch.tensor([[1.0, 3.0], [4.0, 9.0]]), mask, mode="sequence_mean", denominator=total)
+        >>> values = torch.tensor([[1.0, 3.0], [4.0, 9.0]])
+        >>> reduce_loss(values, mask, mode="sequence_mean", denominator=total)
         tensor(3.)
     """
     _check_mode(mode)
@@ -107,7 +108,7 @@ def reduce_loss(
 
 
 def sequence_logps(logps: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-prob of each row's unmasked tokens together, ``[B, T]`` to ``[B]``; masked garbage is inert.
+    """Return each row's log-prob over its unmasked tokens, ``[B, T]`` to ``[B]``.
 
     Example:
         >>> sequence_logps(torch.tensor([[-1.0, -2.0, float("nan")]]), torch.tensor([[1, 1, 0]]))
@@ -126,7 +127,8 @@ def _check_mode(mode: str) -> None:
 def _checked_weight(sequence_weight: Tensor, mask: Tensor) -> Tensor:
     if sequence_weight.shape != mask.shape[:1]:
         raise ValueError(
-            f"sequence_weight has shape {list(sequence_weight.shape)}: pass one a row, [{mask.shape[0]}]"
+            f"sequence_weight has shape {list(sequence_weight.shape)}: "
+            f"pass one a row, [{mask.shape[0]}]"
         )
     return sequence_weight.detach()
 

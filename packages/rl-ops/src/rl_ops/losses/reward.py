@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from rl_ops.losses._inputs import finite_rows
 
@@ -43,7 +43,7 @@ def bradley_terry(
     chosen, rejected, margin = finite_rows(
         chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards, margin=margin
     )
-    loss = -F.logsigmoid(chosen - rejected - margin)
+    loss = -logsigmoid(chosen - rejected - margin)
     if centering == 0.0:
         return loss
     return loss + centering * (chosen + rejected).square()

@@ -18,7 +18,7 @@ def clipped_value(
     *,
     epsilon: float | None = 0.2,
 ) -> Tensor:
-    """Half the larger of the squared errors of the value and of the value clipped to the old one's neighbourhood.
+    """Half the larger squared error of the value and of the value clipped near the old one.
 
     ``0.5 * max((V - R)**2, (clip(V, V_old - epsilon, V_old + epsilon) - R)**2)``: PPO's value loss
     as its first implementation has it (Schulman et al. 2017, arXiv:1707.06347; Engstrom et al.
