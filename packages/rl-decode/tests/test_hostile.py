@@ -12,6 +12,7 @@ from rl_decode import (
     cut_at_stop,
     decode_and_strip_padding,
     decode_completions,
+    ends_with_stop_string,
     opens_reasoning,
     reasoning_segments,
     render_reasoning,
@@ -26,6 +27,7 @@ from rl_decode import (
         ("text", r"inputs is a str \('text'\)"),
         (3, "inputs is a int"),
         ({"input_ids": [[1]]}, "inputs is a mapping; give its 'input_ids'"),
+        ([[1, torch.tensor([2, 3]), 4]], r"inputs\[0\]\[1\] is a list"),
         ([[1], None], r"inputs\[1\] is None; give a row"),
         ([[1], "text"], r"inputs\[1\] is a str"),
         ([[1, None]], r"inputs\[0\]\[1\] is None; token ids are integers"),
@@ -102,6 +104,14 @@ def test_wrong_options_of_one_function(bpe):
         decode_completions([[5]], None)
     with pytest.raises(TypeError, match="tokenizer is 'gpt2'"):
         decode_completions([[5]], "gpt2")
+    with pytest.raises(TypeError, match="tokenizer is a dict without a decode method"):
+        decode_completions([[5]], {})
+    with pytest.raises(TypeError, match="stop_strings is a int"):
+        decode_completions([[5]], bpe, stop_strings=3)
+    with pytest.raises(TypeError, match="attention_mask is a int"):
+        decode_completions([[5]], bpe, attention_mask=1)
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        ends_with_stop_string([5, -1], bpe, "a")
     with pytest.raises(ValueError, match="format='auto' names no format to write"):
         render_reasoning("r", "a", format="auto")
     with pytest.raises(ValueError, match="two different markers"):

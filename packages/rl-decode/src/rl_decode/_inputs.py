@@ -31,12 +31,17 @@ def to_rows(inputs: Any) -> list[list[int]]:
     if is_array:
         inputs = inputs.tolist()
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
-        raise TypeError(f"inputs is {_described(inputs)}; give rows of token ids")
+        raise TypeError(f"inputs is {described(inputs)}; give rows of token ids")
     rows = list(inputs)
     if rows and all(_is_scalar(item) for item in rows):
         return [to_row(rows, "inputs")]
-    read = _checked if is_array else to_row  # the rows of an array are new lists already
-    return [read(row, f"inputs[{place}]") for place, row in enumerate(rows)]
+    if (
+        is_array
+        and isinstance(rows[0] if rows else None, list)
+        and type((rows[0] or [0])[0]) is int
+    ):
+        return rows  # new lists already, and an array holds one type
+    return [to_row(row, f"inputs[{place}]") for place, row in enumerate(rows)]
 
 
 def id_bounds(inputs: Any) -> tuple[int, int] | None:
@@ -49,13 +54,16 @@ def id_bounds(inputs: Any) -> tuple[int, int] | None:
 
 def _checked(ids: Any, name: str) -> list[int]:
     if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
-        raise TypeError(f"{name} is {_described(ids)}; give a row of token ids (integers)")
+        raise TypeError(f"{name} is {described(ids)}; give a row of token ids (integers)")
     row = ids if isinstance(ids, list) else list(ids)
-    try:  # a sum tells what is no int at a fraction of the cost of looking at each
-        if type(sum(row)) is int and not (row and isinstance(row[0], bool)):
-            return row
-    except (TypeError, OverflowError, ValueError):
-        pass
+    if not row:
+        return row
+    if type(row[0]) is int and type(row[-1]) is int:
+        try:  # a sum tells what is no int at a fraction of the cost of looking at each
+            if type(sum(row)) is int:
+                return row
+        except Exception:  # whatever adding them raises, the loop below says which it was
+            pass
     return [_to_id(item, f"{name}[{place}]") for place, item in enumerate(row)]
 
 
@@ -65,13 +73,17 @@ def to_masks(mask: Any) -> list[list[int]]:
     Raises:
         TypeError: with the place of the first row that holds anything else.
     """
-    mask = mask.tolist() if hasattr(mask, "tolist") else list(mask)
+    mask = mask.tolist() if hasattr(mask, "tolist") else mask
+    if not isinstance(mask, (list, tuple)):
+        raise TypeError(f"attention_mask is {described(mask)}; give rows of 0 and 1")
     rows = [row.tolist() if hasattr(row, "tolist") else row for row in mask]
     if rows and all(isinstance(item, int) for item in rows):
         rows = [rows]
     for place, row in enumerate(rows):
-        if not isinstance(row, (list, tuple)) or not all(item in (0, 1) for item in row):
-            raise TypeError(f"attention_mask[{place}] is {_described(row)}; give rows of 0 and 1")
+        if not isinstance(row, (list, tuple)) or not all(
+            isinstance(item, int) and item in (0, 1) for item in row
+        ):
+            raise TypeError(f"attention_mask[{place}] is {described(row)}; give rows of 0 and 1")
     return [list(row) for row in rows]
 
 
@@ -98,9 +110,10 @@ def to_flags(value: Any, count: int, name: str) -> list[bool]:
     flags = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(flags) != count:
         raise ValueError(f"{name} has {len(flags)} values for {count} rows; give one a row, or one")
+    flags = [flag.tolist() if hasattr(flag, "tolist") else flag for flag in flags]
     for place, flag in enumerate(flags):
-        if flag is None or not hasattr(flag, "__bool__"):
-            raise TypeError(f"{name}[{place}] is {_described(flag)}; give True or False")
+        if not isinstance(flag, int):
+            raise TypeError(f"{name}[{place}] is {described(flag)}; give True or False")
     return [bool(flag) for flag in flags]
 
 
@@ -115,10 +128,10 @@ def _to_id(item: Any, place: str) -> int:
         item = item.tolist()
     if isinstance(item, int) and not isinstance(item, bool):
         return int(item)
-    raise TypeError(f"{place} is {_described(item)}; token ids are integers")
+    raise TypeError(f"{place} is {described(item)}; token ids are integers")
 
 
-def _described(item: Any) -> str:
+def described(item: Any) -> str:
     if item is None:
         return "None"
     shown = repr(item)

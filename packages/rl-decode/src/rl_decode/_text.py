@@ -28,6 +28,7 @@ class TextReader:
     ) -> None:
         if out_of_range not in ("error", "mark"):
             raise ValueError(f"out_of_range={out_of_range!r}: choose 'error' or 'mark'")
+        vocabulary.require_decode()
         self._vocabulary = vocabulary
         self._size = vocabulary.size
         self._mark = out_of_range == "mark"

@@ -91,6 +91,18 @@ class Vocabulary:
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         return list(getattr(encoded, "ids", encoded))
 
+    def require_decode(self) -> None:
+        """Refuse what cannot decode, before anything else fails on it.
+
+        Raises:
+            TypeError: there is no ``decode`` method.
+        """
+        if not callable(getattr(self.tokenizer, "decode", None)):
+            raise TypeError(
+                f"tokenizer is a {type(self.tokenizer).__name__} without a decode method; "
+                "pass a loaded tokenizer"
+            )
+
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens spelled, spaces left as they are.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rl_decode._characters import byte_run_start, whole_characters
-from rl_decode._inputs import to_ids, to_row
+from rl_decode._inputs import described, to_ids, to_row
 from rl_decode._vocabulary import Vocabulary
 from rl_decode.formats import FORMATS, detect_format
 
@@ -60,19 +60,24 @@ def collect_stop_strings(
     r"""Every stop string that the generation config or the caller declares, without repeats.
 
     Raises:
+        TypeError: neither a string nor a list of strings.
         ValueError: an empty string, at which every completion would end.
 
     Example:
         >>> collect_stop_strings({"stop_strings": ["\n\n"]}, extra="</answer>")
         ('\n\n', '</answer>')
     """
-    declared = _read(generation_config, "stop_strings") or ()
-    groups = [[group] if isinstance(group, str) else list(group) for group in (declared, extra)]
-    strings = tuple(dict.fromkeys([*groups[0], *groups[1]]))
+    strings: list[str] = []
+    for group in (_read(generation_config, "stop_strings"), extra):
+        if group is None:
+            continue
+        if not isinstance(group, (str, list, tuple, set, frozenset)):
+            raise TypeError(f"stop_strings is {described(group)}; give a string or a list of them")
+        strings += [group] if isinstance(group, str) else group
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"stop string {string!r}: give strings of at least one character")
-    return strings
+    return tuple(dict.fromkeys(strings))
 
 
 def cut_at_stop(
@@ -162,11 +167,15 @@ def ends_with_stop_string(
     # A token is at least one byte, save for special ones and pieces that decode to nothing.
     window = max(len(string.encode("utf-8", "surrogatepass")) for string in strings) + 8
     vocabulary = Vocabulary(tokenizer)
+    vocabulary.require_decode()
     start = max(len(row) - window, 0)
     row = row[byte_run_start(vocabulary, row, start) :]  # a run of bytes decodes as one
-    text, shorter = (
-        whole_characters(vocabulary, part, vocabulary.decode(part)) for part in (row, row[:-1])
-    )
+    try:
+        text, shorter = (
+            whole_characters(vocabulary, part, vocabulary.decode(part)) for part in (row, row[:-1])
+        )
+    except OverflowError as error:  # how tokenizers written in Rust refuse such an id
+        raise ValueError(f"ids {row[-3:]} hold one outside the vocabulary: {error}") from error
     for string in strings:
         if text.count(string) > shorter.count(string):
             return string
