@@ -6,6 +6,7 @@ from ._version import __version__
 from .audit import AuditError, AuditReport, audit
 from .chat import apply_chat_template, maybe_apply_chat_template
 from .collate import PreferenceCollator, SFTCollator, UnpairedCollator
+from .faults import RowError
 from .formats import detect_format, is_conversational, maybe_convert_to_chatml
 from .packing import pack_dataset
 from .preference import (
@@ -16,7 +17,6 @@ from .preference import (
 )
 from .prompts import TokenizedPrompt, extract_prompt, maybe_extract_prompt, tokenize_prompt
 from .report import Report
-from .rows import RowError
 from .tokenization import prepare_sft_dataset
 
 __all__ = [

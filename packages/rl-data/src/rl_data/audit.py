@@ -13,11 +13,12 @@ from datasets import Dataset, IterableDataset
 
 from .checks import conversations, count_nulls, has_doubled_eos, has_empty_text, role_fault
 from .encoding import Encoder
+from .faults import RowError
 from .formats import detect_format, maybe_convert_to_chatml
-from .preference import completion_row, split_pair, truncate_pair
-from .prompts import maybe_extract_prompt, tokenize_prompt
+from .preference import completion_row, empty_side, split_pair, split_sides, truncate_pair
+from .prompts import tokenize_prompt
 from .report import EQUAL_AFTER_CUT, EQUAL_PAIR
-from .rows import RowError, RowTokenizer, Sample
+from .rows import RowTokenizer, Sample
 from .show import show_trained
 from .tokenization import check_truncation, truncate
 
@@ -200,9 +201,7 @@ def audit(
     return report
 
 
-def _batches(
-    dataset: Any, max_rows: int | None
-) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+def _batches(dataset: Any, max_rows: int | None) -> Iterator[tuple[list[int], list[Any]]]:
     """Numbers and rows, in batches."""
     if isinstance(dataset, Dataset):
         count = len(dataset) if max_rows is None else min(max_rows, len(dataset))
@@ -221,7 +220,7 @@ def _batches(
         max_rows = STREAM_ROWS
     rows = islice(enumerate(dataset), max_rows)
     while batch := list(islice(rows, BATCH)):
-        yield [k for k, _ in batch], [dict(row) for _, row in batch]
+        yield [k for k, _ in batch], [row for _, row in batch]
 
 
 class _Auditor:
@@ -245,14 +244,17 @@ class _Auditor:
         self.scoring = RowTokenizer(tokenizer, **{**scoring, "formatting_func": None})
         self.report = AuditReport(tokenizer=tokenizer)
         self.sizes: list[int] = []
+        self.first: dict[str, int] = {}
 
     def count(self, name: str, number: int, seen: str = "", times: int = 1) -> None:
         """Count a fault and keep the first place it was met."""
         if times:
             self.report.counts[name] += times
-            self.report.examples.setdefault(name, f"row {number}" + (f": {seen}" if seen else ""))
+            if number < self.first.get(name, number + 1):
+                self.first[name] = number
+                self.report.examples[name] = f"row {number}" + (f": {seen}" if seen else "")
 
-    def look_at(self, numbers: Sequence[int], rows: Sequence[dict[str, Any]]) -> None:
+    def look_at(self, numbers: Sequence[int], rows: Sequence[Any]) -> None:
         """Audit a batch of rows."""
         groups: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for number, raw in zip(numbers, rows, strict=True):
@@ -278,9 +280,11 @@ class _Auditor:
                 for number, sample in self._samples(self.training, group):
                     self._sample(number, sample)
 
-    def _kind(self, raw: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    def _kind(self, raw: Any) -> tuple[dict[str, Any], str]:
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"the row is {type(raw).__name__}, want columns by name")
         if self.options["formatting_func"] is not None:
-            return raw, "language_modeling"
+            return dict(raw), "language_modeling"
         row = maybe_convert_to_chatml(raw)
         return row, detect_format(row, self.options["dataset_text_field"])
 
@@ -314,14 +318,17 @@ class _Auditor:
         split = []
         for number, row in group:
             try:
-                split.append((number, maybe_extract_prompt(row)))
+                sides = split_sides(row)
             except ValueError as error:
                 self.count("unreadable", number, str(error))
-        chosen = dict(
-            self._samples(self.scoring, [(n, completion_row(r, "chosen")) for n, r in split])
-        )
-        rejected = dict(
-            self._samples(self.scoring, [(n, completion_row(r, "rejected")) for n, r in split])
+                continue
+            if reason := empty_side(sides):
+                self.count("equal_pairs" if reason == EQUAL_PAIR else "empty_text", number)
+            else:
+                split.append((number, sides))
+        chosen, rejected = (
+            dict(self._samples(self.scoring, [(n, completion_row(r, side)) for n, r in split]))
+            for side in ("chosen", "rejected")
         )
         for number, _ in split:
             if number not in chosen or number not in rejected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from .nulls import clean_tools, drop_filled_nulls
 from .renderer import ChatRenderer, Rendering
 
 MESSAGE_FLAGS = ("train",)
+_ROLE = re.compile(r"[\w .:/-]+")
 
 
 def apply_chat_template(
@@ -120,6 +122,12 @@ def clean_messages(messages: Any, column: str, feature: Any = None) -> list[dict
             raise ValueError(
                 f"column {column!r}, message {place}: role is {kept['role']!r}, want a text"
             )
+        if not _ROLE.fullmatch(kept["role"]):
+            raise ValueError(
+                f"column {column!r}, message {place}: role is {kept['role']!r}, want a name of "
+                "letters, "
+                "digits, spaces and . _ - : / alone, as templates write it between control tokens"
+            )
         content = kept.get("content", "")
         if not isinstance(content, (str, list)):
             raise ValueError(
@@ -142,7 +150,12 @@ def renderer(
 ) -> ChatRenderer:
     """The renderer for a row: the row's own ``tools`` and ``chat_template_kwargs`` come first."""
     own_tools = clean_tools(row.get("tools"), tools_feature)
-    own_options = drop_filled_nulls(row.get("chat_template_kwargs") or {})
+    own_options = row.get("chat_template_kwargs") or {}
+    if not isinstance(own_options, Mapping):
+        raise ValueError(
+            f"column 'chat_template_kwargs' is {type(own_options).__name__}, want names and values"
+        )
+    own_options = drop_filled_nulls(own_options)
     return ChatRenderer(
         tokenizer,
         own_tools if own_tools is not None else tools,

@@ -86,7 +86,5 @@ def has_doubled_eos(encoder: Encoder, ids: Sequence[int]) -> bool:
     """Whether two EOS stand at the end, white space left aside."""
     if encoder.eos_id is None:
         return False
-    end = len(ids)
-    while end and ids[end - 1] != encoder.eos_id and encoder.is_blank(ids[end - 1]):
-        end -= 1
-    return end >= 2 and ids[end - 1] == ids[end - 2] == encoder.eos_id
+    spoken = (i for i in reversed(ids) if not encoder.is_blank(i))
+    return next(spoken, None) == encoder.eos_id == next(spoken, None)

@@ -90,35 +90,42 @@ class Encoder:
         """
         return self.encode_batch([text], [plain])[0]
 
-    def encode_batch(self, texts: Sequence[str], plains: Sequence[Sequence[Span]]) -> list[Encoded]:
-        """`encode` for many texts in one call of the tokenizer."""
+    def encode_batch(
+        self, texts: Sequence[str], plains: Sequence[Sequence[Span]], *, offsets: bool = True
+    ) -> list[Encoded]:
+        """`encode` for many texts in one call of the tokenizer; without offsets it is faster."""
         whole = [k for k, plain in enumerate(plains) if not plain]
         encoded: list[Encoded | None] = [None] * len(texts)
         if whole:
-            for k, item in zip(whole, self._call([texts[k] for k in whole]), strict=True):
+            for k, item in zip(
+                whole, self._call([texts[k] for k in whole], offsets=offsets), strict=True
+            ):
                 encoded[k] = item
         for k, plain in enumerate(plains):
             if plain:
                 encoded[k] = self._encode_in_pieces(texts[k], plain)
         return [item for item in encoded if item is not None]
 
-    def _call(self, texts: list[str], *, split_special: bool = False) -> list[Encoded]:
+    def _call(
+        self, texts: list[str], *, split_special: bool = False, offsets: bool = True
+    ) -> list[Encoded]:
+        offsets = offsets and self.has_offsets
         options = {"split_special_tokens": True} if split_special else {}
         out = self.tokenizer(
             texts,
             add_special_tokens=False,
             return_attention_mask=False,
-            return_offsets_mapping=self.has_offsets,
+            return_offsets_mapping=offsets,
             verbose=False,
             **options,
         )
-        if not self.has_offsets:
+        if not offsets:
             return [
                 Encoded(list(i), [], [], t) for i, t in zip(out["input_ids"], texts, strict=True)
             ]
         return [
-            Encoded(ids, *_cover(offsets), text)
-            for ids, offsets, text in zip(
+            Encoded(ids, *_cover(places), text)
+            for ids, places, text in zip(
                 out["input_ids"], out["offset_mapping"], texts, strict=True
             )
         ]

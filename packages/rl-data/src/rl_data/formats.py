@@ -55,10 +55,16 @@ def detect_format(example: Mapping[str, Any], text_field: str = "text") -> Forma
         'prompt_completion'
     """
     filled = {key for key, value in example.items() if value is not None}
+    if example and not filled:
+        names = sorted(map(str, example))
+        raise ValueError(f"columns {names} are all None in this row: fill it or drop it")
     if "input_ids" in filled:
         return "tokenized"
     if {"chosen", "rejected"} <= filled:
         return "preference"
+    if len(filled & {"chosen", "rejected"}) == 1:
+        missing = ({"chosen", "rejected"} - filled).pop()
+        raise ValueError(f"column {missing!r} is None or missing, want the other side of the pair")
     if {"prompt", "completion", "label"} <= filled:
         return "unpaired_preference"
     if {"prompt", "completion"} <= filled:
@@ -68,7 +74,8 @@ def detect_format(example: Mapping[str, Any], text_field: str = "text") -> Forma
     if "prompt" in filled:
         return "prompt_only"
     raise ValueError(
-        f"row with filled columns {sorted(filled)}: want input_ids, {text_field!r}, messages, "
+        f"row with filled columns {sorted(map(str, filled))}: want input_ids, {text_field!r}, "
+        "messages, "
         "prompt, "
         "prompt + completion (+ label) or chosen + rejected; rename your columns or pass "
         "dataset_text_field / formatting_func"
@@ -76,7 +83,7 @@ def detect_format(example: Mapping[str, Any], text_field: str = "text") -> Forma
 
 
 def maybe_convert_to_chatml(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn ``conversations`` of ``from`` and ``value`` into ``messages`` of ``role`` and ``content``.
+    """Turn ``conversations`` of ``from``, ``value`` into ``messages`` of ``role``, ``content``.
 
     ShareGPT's role names become the usual ones (human: user, gpt: assistant, observation: tool).
     Rows that are ChatML already, or no conversation, come back unchanged. The row passed in is not

@@ -142,26 +142,33 @@ class _PairStep(RowsStep):
     def samples(self, rows: list[dict[str, Any]], first_index: int) -> list[dict[str, Any]]:
         """Tokenise both sides of each row, split, cut and judge them."""
         tokenizer = self.rows_tokenizer()
-        split = [
-            tokenizer.guard(maybe_extract_prompt, row, first_index + k)
-            for k, row in enumerate(rows)
+        split = [tokenizer.guard(split_sides, row, first_index + k) for k, row in enumerate(rows)]
+        whole = [k for k, row in enumerate(split) if not empty_side(row)]
+        numbers = [first_index + k for k in whole]
+        sides = [
+            tokenizer.some([completion_row(split[k], side) for k in whole], numbers)
+            for side in ("chosen", "rejected")
         ]
-        chosen = tokenizer([completion_row(row, "chosen") for row in split], first_index)
-        rejected = tokenizer([completion_row(row, "rejected") for row in split], first_index)
-        return [self._columns(c, r) for c, r in zip(chosen, rejected, strict=True)]
+        made = dict(zip(whole, map(self._columns, *sides), strict=True))
+        nothing = Pair([], [], [], [], [])
+        return [
+            made.get(k) or {**self._noted(nothing, nothing, empty_side(row)), **notes()}
+            for k, row in enumerate(split)
+        ]
 
     def _columns(self, chosen: Sample, rejected: Sample) -> dict[str, Any]:
         pair = split_pair(chosen, rejected)
         cut, reason = truncate_pair(pair, self.max_length, self.truncation_mode)
+        return {**self._noted(pair, cut, reason), **notes(chosen, rejected)}
+
+    def _noted(self, pair: Pair, cut: Pair, reason: str) -> dict[str, Any]:
         tokens = sum(len(x) for x in (cut.prompt, cut.chosen, cut.rejected))
-        before = sum(len(x) for x in (pair.prompt, pair.chosen, pair.rejected))
         return {
             **dict(zip(self.lists, cut, strict=True)),
             "status": reason,
-            "cut": before - tokens,
+            "cut": sum(len(x) for x in (pair.prompt, pair.chosen, pair.rejected)) - tokens,
             "tokens": tokens,
             "trained": sum(cut.chosen_mask) + sum(cut.rejected_mask),
-            **notes(chosen, rejected),
         }
 
 
@@ -205,6 +212,26 @@ class _UnpairedStep(RowsStep):
             "trained": sum(mask),
             **notes(sample),
         }
+
+
+def split_sides(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with an explicit prompt.
+
+    Raises:
+        ValueError: a side is missing or neither a text nor a list; the message names the column.
+    """
+    for column in ("chosen", "rejected"):
+        if not isinstance(row.get(column), (str, list, tuple)):
+            raise ValueError(f"column {column!r} is {row.get(column)!r}, want a text or messages")
+    return maybe_extract_prompt(row)
+
+
+def empty_side(row: Mapping[str, Any]) -> str:
+    """Why conversations without messages on a side are dropped, or ""."""
+    sides = [row["chosen"], row["rejected"]]
+    if all(sides) or any(isinstance(side, str) for side in sides):
+        return ""
+    return EQUAL_PAIR if sides[0] == sides[1] else EMPTY_SIDE
 
 
 def _check_label(row: Mapping[str, Any]) -> None:

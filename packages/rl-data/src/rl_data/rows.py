@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from .chat import clean_messages, renderer, renderer_key
 from .encoding import Encoded, Encoder, Span, common_prefix_length
+from .faults import RowError, encoding_fault, one_line
 from .formats import detect_format, is_message_list, maybe_convert_to_chatml
-from .renderer import ChatRenderer, Rendering
+from .renderer import ChatRenderer
+from .trained import describe_mismatch, prompt_text_mismatch, trained_spans
 
 T = TypeVar("T")
 
@@ -45,10 +47,7 @@ class _Job:
     text: str
     finish: Callable[[Encoded], Sample]
     plain: Sequence[Span] = field(default_factory=tuple)
-
-
-class RowError(ValueError):
-    """A row that cannot be prepared; says which row and why."""
+    offsets: bool = False
 
 
 class RowTokenizer:
@@ -100,20 +99,24 @@ class RowTokenizer:
         Raises:
             RowError: a row that is no row of a known format; says which, and what was wanted.
         """
-        samples: list[Sample | None] = [None] * len(rows)
+        return self.some(rows, range(first_index, first_index + len(rows)))
+
+    def some(self, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> list[Sample]:
+        """Tokenise rows that have these numbers."""
+        samples: dict[int, Sample] = {}
         jobs: list[tuple[int, _Job]] = []
-        for k, row in enumerate(rows):
-            made = self.guard(self._job, row, first_index + k)
+        for number, row in zip(numbers, rows, strict=True):
+            made = self.guard(self._job, row, number)
             if isinstance(made, Sample):
-                samples[k] = made
+                samples[number] = made
             else:
-                jobs.append((k, made))
-        for (k, job), encoded in zip(jobs, self._encode(jobs, first_index), strict=True):
+                jobs.append((number, made))
+        for (number, job), encoded in zip(jobs, self._encode(jobs), strict=True):
             sample = job.finish(encoded)
             if sample.mask:
                 sample.mask[0] = 0
-            samples[k] = sample
-        return [sample for sample in samples if sample is not None]
+            samples[number] = sample
+        return [samples[number] for number in numbers]
 
     @staticmethod
     def guard(action: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any], number: int) -> T:
@@ -125,20 +128,23 @@ class RowTokenizer:
         except Exception as error:
             raise RowError(f"row {number}: {one_line(error)}") from error
 
-    def _encode(self, jobs: list[tuple[int, _Job]], first_index: int) -> list[Encoded]:
+    def _encode(self, jobs: list[tuple[int, _Job]]) -> list[Encoded]:
+        encoded: dict[int, Encoded] = {}
         try:
-            return self.encoder.encode_batch([j.text for _, j in jobs], [j.plain for _, j in jobs])
-        except Exception:
-            # Some text of the batch cannot be encoded; find which.
-            encoded = []
-            for k, job in jobs:
+            for offsets in {job.offsets for _, job in jobs}:
+                group = [k for k, (_, job) in enumerate(jobs) if job.offsets == offsets]
+                texts, plains = [jobs[k][1].text for k in group], [jobs[k][1].plain for k in group]
+                made = self.encoder.encode_batch(texts, plains, offsets=offsets)
+                encoded.update(zip(group, made, strict=True))
+        except Exception as fault:  # some text cannot be encoded; find which
+            for number, job in jobs:
                 try:
-                    encoded.append(self.encoder.encode(job.text, job.plain))
+                    self.encoder.encode(job.text, job.plain)
                 except Exception as error:
-                    raise RowError(
-                        f"row {first_index + k}: {encoding_fault(job.text, error)}"
-                    ) from error
-            return encoded
+                    said = encoding_fault(job.text, error)
+                    raise RowError(f"row {number}: {said}") from error
+            raise fault
+        return [encoded[k] for k in range(len(jobs))]
 
     def chat(self, row: Mapping[str, Any]) -> ChatRenderer:
         """The renderer for the row's tools and options, shared by rows that have the same."""
@@ -170,7 +176,7 @@ class RowTokenizer:
         row = maybe_convert_to_chatml(row)
         kind = detect_format(row, self.dataset_text_field)
         if kind == "tokenized":
-            return tokenized_sample(row)
+            return tokenized_sample(row, len(self.tokenizer))
         if kind == "language_modeling":
             return self._language_modeling_job(row)
         if kind == "prompt_completion":
@@ -213,12 +219,19 @@ class RowTokenizer:
         if isinstance(prompt, str) and isinstance(completion, str):
             return self._plain_completion_job(prompt, completion)
         for column in ("prompt", "completion"):
-            if not is_message_list(row[column]):
+            value = row[column]
+            if not isinstance(value, str) and not is_message_list(value):
                 raise ValueError(
-                    f"column {column!r} is {type(row[column]).__name__} {str(row[column])[:60]!r}: "
-                    "want prompt and "
-                    "completion to be two texts or two non-empty lists of messages"
+                    f"column {column!r} is {type(value).__name__} {str(value)[:60]!r}: want a text "
+                    "or "
+                    "a non-empty list of messages"
                 )
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise ValueError(
+                f"prompt is {type(prompt).__name__} and completion {type(completion).__name__}: "
+                "want "
+                "two texts or two lists of messages"
+            )
         only = self.completion_only_loss is not False
         return self._chat_job(
             row,
@@ -286,7 +299,7 @@ class RowTokenizer:
             mismatch = prompt_text_mismatch(chat, cleaned[:trained_from], rendering.text)
 
         def finish(encoded: Encoded) -> Sample:
-            mask = self.encoder.mask(encoded, spans)
+            mask = [1] * len(encoded.ids) if whole else self.encoder.mask(encoded, spans)
             ids = self.encoder.without_doubled_bos(encoded.ids)
             doubled = len(encoded.ids) - len(ids)
             return Sample(
@@ -298,69 +311,20 @@ class RowTokenizer:
                 doubled_bos=doubled > 0,
             )
 
-        return _Job(rendering.text, finish, rendering.plain)
+        whole = spans == [(0, len(rendering.text))]
+        return _Job(rendering.text, finish, rendering.plain, offsets=not whole)
 
 
-def trained_spans(
-    rendering: Rendering,
-    messages: Sequence[Mapping[str, Any]],
-    flags: Sequence[bool | None],
-    trained_from: int,
-    *,
-    only_turns: bool,
-    headers: bool,
-) -> list[Span]:
-    """Character ranges of the rendering that are trained.
-
-    Args:
-        rendering: the located conversation.
-        messages: its messages.
-        flags: each message's ``train`` flag, or None.
-        trained_from: messages before this one are not trained.
-        only_turns: train the assistant's turns alone, not the whole text.
-        headers: train the headers of these turns too.
-
-    Raises:
-        ValueError: ``"train": true`` on a message that is not the assistant's, where only the
-            assistant is trained.
-    """
-    for index, flag in enumerate(flags):
-        if flag not in (None, True, False):
-            raise ValueError(f"message {index}: 'train' is {flag!r}, want true or false")
-        if flag and only_turns and messages[index]["role"] != "assistant":
-            raise ValueError(
-                f"message {index} ({messages[index]['role']}) has 'train': true, but only the "
-                "assistant's turns are trained"
-            )
-    turns = {
-        t.message: [(t.header, t.spans[0][0]), *t.spans] if headers and t.spans else t.spans
-        for t in rendering.turns
-    }
-    if only_turns:
-        return sorted(
-            span
-            for i, spans in turns.items()
-            if i >= trained_from and flags[i] is not False
-            for span in spans
-        )
-    left_out = sorted(
-        span
-        for i, flag in enumerate(flags)
-        if flag is False
-        for span in turns.get(i, rendering.contents.get(i, []))
-    )
-    spans, position = [], 0
-    for start, end in left_out:
-        spans.append((position, start))
-        position = max(position, end)
-    return [*spans, (position, len(rendering.text))]
-
-
-def tokenized_sample(row: Mapping[str, Any]) -> Sample:
+def tokenized_sample(row: Mapping[str, Any], vocabulary: int) -> Sample:
     """A row that comes with ids, taken as it is; its mask is the product of those it brings."""
     ids = list(row["input_ids"])
-    if not all(isinstance(i, int) and i >= 0 for i in ids):
-        raise ValueError("column 'input_ids' holds something else than non-negative whole numbers")
+    wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < vocabulary), 0)
+    if wrong != 0:
+        raise ValueError(
+            f"column 'input_ids' holds {wrong!r}, want whole numbers from 0 to {vocabulary - 1}, "
+            "the "
+            "tokenizer's last id"
+        )
     mask = [1] * len(ids)
     for name in ("loss_mask", "labels", "completion_mask", "assistant_masks"):
         values = row.get(name)
@@ -375,55 +339,3 @@ def tokenized_sample(row: Mapping[str, Any]) -> Sample:
     if mask:
         mask[0] = 0
     return Sample(ids, mask)
-
-
-def prompt_text_mismatch(chat: ChatRenderer, prompt: Sequence[Mapping[str, Any]], text: str) -> str:
-    """How the rendered prompt differs from the beginning of the whole conversation, or ""."""
-    go_on = prompt[-1]["role"] == "assistant"
-    try:
-        rendered = chat.render(prompt, prompt=not go_on, go_on=go_on)
-    except Exception as error:  # a template may refuse the beginning alone
-        return f"the template does not render the prompt alone: {one_line(error)}"
-    if text.startswith(rendered):
-        return ""
-    shared = common_prefix_length(rendered, text)
-    encoder = chat.encoder
-    near = max(0, shared - 20)
-    return describe_mismatch(
-        encoder,
-        encoder.encode(rendered[near : shared + 20]).ids,
-        encoder.encode(text[near : shared + 20]).ids,
-    )
-
-
-def describe_mismatch(
-    encoder: Encoder, prompt_ids: Sequence[int], ids: Sequence[int], shared: int | None = None
-) -> str:
-    """The tokens at which a prompt and the whole part ways, in words."""
-    if shared is None:
-        shared = common_prefix_length(prompt_ids, ids)
-    tokens = encoder.tokenizer.convert_ids_to_tokens
-    here, there = (
-        tokens(list(prompt_ids[shared : shared + 3])),
-        tokens(list(ids[shared : shared + 3])),
-    )
-    return f"after {shared} shared tokens the prompt goes on {here}, prompt + completion {there}"
-
-
-def encoding_fault(text: str, error: Exception) -> str:
-    """Why a text cannot be encoded; names lone surrogates, the usual cause."""
-    for place, character in enumerate(text):
-        if "\ud800" <= character <= "\udfff":
-            return (
-                f"the text holds half of a surrogate pair, {character!r}, at character {place}: no "
-                "UTF-8 can spell it; "
-                "mend the text, e.g. with text.encode('utf-16', 'surrogatepass').decode('utf-16', "
-                "'replace')"
-            )
-    return one_line(error)
-
-
-def one_line(error: Exception) -> str:
-    """An exception as one line, its type named where the message alone would not tell."""
-    words = " ".join(str(error).split())
-    return words if isinstance(error, ValueError) and words else f"{type(error).__name__}: {words}"

@@ -91,7 +91,7 @@ class RowsStep:
         raise NotImplementedError
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        """One batch of the map: lists of the rows kept, empty ones for the others, and the notes."""
+        """One batch of the map: lists of the rows kept, empty ones for others, and notes."""
         rows = [
             dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
         ]
