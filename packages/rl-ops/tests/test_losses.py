@@ -145,7 +145,7 @@ def vespo_formula(b: Batch) -> Tensor:
 
 def sapo_formula(b: Batch) -> Tensor:
     a = b["advantages"][:, None]
-    tau = 1.05 - 0.05 * (a > 0)
+    tau = 1.05 - 0.05 * (a > 0).double()
     return -a * s(tau * (ratio(b) - 1)) * 4 / tau * b["mask"]
 
 

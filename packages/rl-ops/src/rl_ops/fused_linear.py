@@ -7,6 +7,7 @@ gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,13 @@ from torch import Tensor
 from rl_ops._vmap import loop
 from rl_ops.kernels import accumulation_dtype, linear
 from rl_ops.kernels.memory import empty
-from rl_ops.logprobs import LogpsAndEntropy, check_bounds, token_index
+from rl_ops.logprobs import (
+    LogpsAndEntropy,
+    check_bounds,
+    join_grads,
+    split_grads,
+    token_index,
+)
 
 __all__ = ["linear_selective_log_softmax"]
 
@@ -74,24 +81,21 @@ def linear_selective_log_softmax(
     lead = hidden.shape[:-1]
     dtype = _product_dtype(hidden, weight)
     flat = hidden.reshape(-1, hidden.shape[-1])
-    low_hidden, low_weight = None, None
+    low_rank: list[Tensor] = []
     if adapter is not None:
-        down, low_weight, scaling = adapter
-        low_hidden = torch.nn.functional.linear(flat, down) * scaling
-    trained = [
-        x for x in (weight, bias, low_hidden, low_weight) if x is not None and x.requires_grad
-    ]
+        down, up, scaling = adapter
+        low_rank = [torch.nn.functional.linear(flat, down) * scaling, up]
+    given = [x for x in (weight, bias, *low_rank) if x is not None]
     logps, entropy, *_ = _forward(
         flat,
         weight,
-        bias,
-        low_hidden,
-        low_weight,
         index.reshape(-1, index.shape[-1]),
-        [1.0 / temperature, logit_scale, logit_softcap or 0.0],
-        dtype,
-        return_entropy,
-        _plan(hidden, trained, logit_softcap, index.shape[-1]),
+        bias,
+        low_rank,
+        scales=[1.0 / temperature, logit_scale, logit_softcap or 0.0],
+        dtype=dtype,
+        entropy=return_entropy,
+        plan=_plan(hidden, given, logit_softcap, index.shape[-1]),
     )
     logps = logps.view(index.shape)
     logps = logps.squeeze(-1) if squeeze else logps
@@ -101,156 +105,158 @@ def linear_selective_log_softmax(
 @torch.library.custom_op(
     "rl_ops::linear_logps_forward",
     mutates_args=(),
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor? low_hidden, Tensor? low_weight,"
-    " Tensor index, float[] scales, ScalarType dtype, bool entropy, int plan)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor hidden, Tensor weight, Tensor index, Tensor? bias, Tensor[] low_rank, *,"
+    " float[] scales, ScalarType dtype, bool entropy, int plan)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(
     hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    low_hidden: Tensor | None,
-    low_weight: Tensor | None,
     index: Tensor,
+    bias: Tensor | None,
+    low_rank: list[Tensor],
+    *,
     scales: list[float],
     dtype: torch.dtype,
     entropy: bool,
     plan: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs [N, K], entropy [N] or empty, maximum, sum_exp, what the plan keeps."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-probs [N, K], entropy [N] or empty, [N, 2] maximum and sum of exp, what is kept."""
     check_bounds(index, weight.shape[0])
-    head = _head((hidden, low_hidden), (weight, low_weight), bias, scales, dtype)
+    head = _head((hidden, weight, bias, *low_rank), scales, dtype)
     kept_shape = linear.kept_shape(head) if plan == KEEP_LOGITS else (0, head.rows, 0)
     kept = empty(kept_shape, dtype, hidden.device)
     expected_shape = hidden.shape if plan == KEEP_EXPECTED else (0,)
     expected = torch.zeros(expected_shape, dtype=accumulation_dtype(dtype), device=hidden.device)
     logps, rows = linear.forward(head, index, entropy=entropy, kept=kept, expected=expected)
     h = rows.entropy if rows.entropy is not None else logps.new_empty(0)
-    return logps, h, rows.maximum, rows.sum_exp, expected if plan == KEEP_EXPECTED else kept
+    stats = torch.stack([rows.maximum, rows.sum_exp], -1)
+    return logps, h, stats, expected if plan == KEEP_EXPECTED else kept
 
 
 @_forward.register_fake
 def _(
     hidden: Tensor,
     weight: Tensor,
-    bias: Any,
-    low_hidden: Any,
-    low_weight: Any,
     index: Tensor,
+    bias: Tensor | None,
+    low_rank: list[Tensor],
+    *,
     scales: list[float],
     dtype: torch.dtype,
     entropy: bool,
     plan: int,
 ) -> tuple[Tensor, ...]:
-    rows = hidden.shape[:1]
-    shapes = index.shape, rows if entropy else (0,), rows, rows
-    results = [hidden.new_empty(shape, dtype=accumulation_dtype(dtype)) for shape in shapes]
+    rows = hidden.shape[0]
+    wide = accumulation_dtype(dtype)
+    shapes = index.shape, (rows if entropy else 0,), (rows, 2)
+    results = [hidden.new_empty(shape, dtype=wide) for shape in shapes]
     if plan == KEEP_EXPECTED:
-        return *results, hidden.new_empty(hidden.shape, dtype=accumulation_dtype(dtype))
+        return *results, hidden.new_empty(hidden.shape, dtype=wide)
     if plan == KEEP_NOTHING:
-        return *results, hidden.new_empty((0, rows[0], 0), dtype=dtype)
-    head = _head((hidden, low_hidden), (weight, low_weight), bias, scales, dtype)
+        return *results, hidden.new_empty((0, rows, 0), dtype=dtype)
+    head = _head((hidden, weight, bias, *low_rank), scales, dtype)
     return *results, hidden.new_empty(linear.kept_shape(head), dtype=dtype)
 
 
 @torch.library.custom_op(
     "rl_ops::linear_logps_backward",
     mutates_args=(),
-    schema="(Tensor? grad_logps, Tensor? grad_entropy, Tensor hidden, Tensor weight, Tensor? bias,"
-    " Tensor? low_hidden, Tensor? low_weight, Tensor index, Tensor maximum, Tensor sum_exp,"
-    " Tensor entropy, Tensor kept, float[] scales, ScalarType dtype, bool[] needs)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor grads, Tensor?[] given, Tensor index, Tensor[] known, Tensor kept, *,"
+    " float[] scales, ScalarType dtype, bool[] needs) -> Tensor[]",
 )
 def _backward(
-    grad_logps: Tensor | None,
-    grad_entropy: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    low_hidden: Tensor | None,
-    low_weight: Tensor | None,
+    grads: Tensor,
+    given: list[Tensor | None],
     index: Tensor,
-    maximum: Tensor,
-    sum_exp: Tensor,
-    entropy: Tensor,
+    known: list[Tensor],
     kept: Tensor,
+    *,
     scales: list[float],
     dtype: torch.dtype,
     needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the first five tensors; empty where not needed."""
-    head = _head((hidden, low_hidden), (weight, low_weight), bias, scales, dtype)
-    rows = linear.Rows(index, maximum, sum_exp, None if grad_entropy is None else entropy)
-    pairs = len(head.inputs)
+) -> list[Tensor]:
+    """Return the gradients of ``given`` (hidden, weight, bias, low-rank pair) that are needed.
+
+    ``grads`` as :func:`join_grads` gives them; ``known`` is the stats and the entropy of forward.
+    """
+    head = _head(given, scales, dtype)
+    grad_logps, grad_entropy = split_grads(grads, index.shape[1])
+    maximum, sum_exp = known[0].unbind(-1)
+    rows = linear.Rows(index, maximum, sum_exp, None if grad_entropy is None else known[1])
     d_inputs, d_weights, d_bias = linear.backward(
         head,
         rows,
         (grad_logps, grad_entropy),
         kept=kept,
-        needs=([needs[0], needs[3]][:pairs], [needs[1], needs[4]][:pairs], needs[2]),
+        needs=([needs[0], *needs[3:4]], [needs[1], *needs[4:5]], needs[2]),
     )
     found = d_inputs[0], d_weights[0], d_bias, *d_inputs[1:], *d_weights[1:]
-    asked = hidden, weight, bias, low_hidden, low_weight
-    result = [
-        hidden.new_empty(0) if gradient is None or like is None else gradient.to(like.dtype)
-        for gradient, like in zip((*found, None, None)[:5], asked, strict=True)
+    return [
+        gradient.to(like.dtype)
+        for gradient, like in zip(found, given, strict=True)
+        if gradient is not None and like is not None
     ]
-    return tuple(result)  # type: ignore[return-value]
 
 
 @_backward.register_fake
 def _(
-    grad_logps: Any,
-    grad_entropy: Any,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Any,
-    low_hidden: Any,
-    low_weight: Any,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    asked = hidden, weight, bias, low_hidden, low_weight
-    return tuple(
-        torch.empty_like(x, memory_format=torch.contiguous_format)
+    grads: Tensor,
+    given: list[Tensor | None],
+    index: Tensor,
+    known: list[Tensor],
+    kept: Tensor,
+    *,
+    scales: list[float],
+    dtype: torch.dtype,
+    needs: list[bool],
+) -> list[Tensor]:
+    return [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for x, need in zip(given, needs, strict=True)
         if x is not None and need
-        else hidden.new_empty(0)
-        for x, need in zip(asked, rest[-1], strict=True)
-    )
+    ]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scales, ctx.dtype, ctx.with_entropy, ctx.plan = inputs
+def _setup_context(
+    ctx: Any,
+    inputs: tuple[Any, ...],
+    keyword_only_inputs: dict[str, Any],
+    output: tuple[Tensor, ...],
+) -> None:
+    hidden, weight, index, bias, low_rank = inputs
+    ctx.options = keyword_only_inputs
+    ctx.low_rank = len(low_rank)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.save_for_backward(index, *output[1:], hidden, weight, bias, *low_rank)
 
 
 def _autograd(ctx: Any, grad_logps: Any, grad_entropy: Any, *_: Any) -> tuple[Any, ...]:
-    tensors, (entropy, maximum, sum_exp, kept) = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-    nothing = (None,) * 10
-    if not ctx.with_entropy:
-        grad_entropy = None
-    if grad_logps is None and grad_entropy is None:
-        return nothing
-    needs = list(ctx.needs_input_grad[:5])
-    if ctx.plan == KEEP_EXPECTED:
-        if grad_entropy is None and needs == [True, False, False, False, False]:
-            return _hidden_grad(grad_logps, tensors, kept, ctx), *nothing[1:]
-        kept = kept.new_empty((0, maximum.shape[0], 0), dtype=ctx.dtype)
-    known = (*tensors, maximum, sum_exp, entropy, kept)
-    gradients = _backward(grad_logps, grad_entropy, *known, ctx.scales, ctx.dtype, needs)
-    found = [g if need else None for g, need in zip(gradients, needs, strict=True)]
-    return *found, *nothing[5:]
+    index, entropy, stats, kept, *given = ctx.saved_tensors
+    options = {name: ctx.options[name] for name in ("scales", "dtype")}
+    grads = join_grads(grad_logps, grad_entropy if ctx.options["entropy"] else None, index)
+    if grads is None:
+        return None, None, None, None, [None] * ctx.low_rank
+    hidden, weight, _, bias, low_rank = ctx.needs_input_grad
+    needs = [hidden, weight, bias, *(low_rank or [False] * ctx.low_rank)]
+    if ctx.options["plan"] == KEEP_EXPECTED:
+        if grads.shape == index.shape and needs == [True, False, False]:
+            gradient = _hidden_grad(grads, (given[0], given[1], index), kept, options["scales"])
+            return gradient, None, None, None, []
+        kept = kept.new_empty((0, index.shape[0], 0), dtype=options["dtype"])
+    gradients = iter(_backward(grads, given, index, [stats, entropy], kept, needs=needs, **options))
+    found = [next(gradients) if need else None for need in needs]
+    return found[0], found[1], None, found[2], found[3:]
 
 
 def _hidden_grad(
-    grad_logps: Tensor, tensors: tuple[Any, ...], expected: Tensor, ctx: Any
+    grads: Tensor, given: tuple[Tensor, Tensor, Tensor], expected: Tensor, scales: list[float]
 ) -> Tensor:
     """Return the gradient of ``hidden``, ``scale * g * (weight[index] - E[weight])``."""
-    hidden, weight, index = tensors[0], tensors[1], tensors[5]
-    scale = ctx.scales[0] * ctx.scales[1]
+    hidden, weight, index = given
     own = weight[index.squeeze(-1)].to(expected.dtype)
-    gradient = (own - expected) * (grad_logps * scale)
-    return torch.where(grad_logps == 0, 0.0, gradient).to(hidden.dtype)
+    gradient = (own - expected) * (grads * (scales[0] * scales[1]))
+    return torch.where(grads == 0, 0.0, gradient).to(hidden.dtype)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
@@ -258,17 +264,13 @@ _forward.register_vmap(loop(_forward))
 _backward.register_vmap(loop(_backward))
 
 
-def _head(
-    inputs: tuple[Tensor, Tensor | None],
-    weights: tuple[Tensor, Tensor | None],
-    bias: Tensor | None,
-    scales: list[float],
-    dtype: torch.dtype,
-) -> linear.Head:
+def _head(given: Sequence[Tensor | None], scales: list[float], dtype: torch.dtype) -> linear.Head:
+    """Build the head of (hidden, weight, bias, low-rank pair)."""
+    hidden, weight, bias, *low_rank = given
     inverse_temperature, logit_scale, softcap = scales
     return linear.Head(
-        [x.to(dtype) for x in inputs if x is not None],
-        [w for w in weights if w is not None],
+        [x.to(dtype) for x in (hidden, *low_rank[:1]) if x is not None],
+        [w for w in (weight, *low_rank[1:]) if w is not None],
         bias,
         logit_scale,
         softcap or None,
@@ -276,8 +278,9 @@ def _head(
     )
 
 
-def _plan(hidden: Tensor, trained: list[Tensor], softcap: float | None, indices: int) -> int:
+def _plan(hidden: Tensor, given: list[Tensor], softcap: float | None, indices: int) -> int:
     """Choose what forward keeps: what spares backward most, nothing without gradient."""
+    trained = any(x.requires_grad for x in given)
     if not torch.is_grad_enabled() or not (hidden.requires_grad or trained):
         return KEEP_NOTHING
     frozen = not trained and softcap is None and indices == 1

@@ -51,7 +51,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float =
         tensor([-0.4076])
     """
     index, squeeze = token_index("logits", logits, index)
-    logps = _forward(logits, index, _scale(temperature), False)[0]
+    logps = _forward(logits, index, scale=_scale(temperature), entropy=False)[0]
     return logps.squeeze(-1) if squeeze else logps
 
 
@@ -69,7 +69,7 @@ def logps_and_entropy(
         tensor([1.3863])
     """
     index, squeeze = token_index("logits", logits, index)
-    logps, entropy, _, _ = _forward(logits, index, _scale(temperature), True)
+    logps, entropy, _ = _forward(logits, index, scale=_scale(temperature), entropy=True)
     return LogpsAndEntropy(logps.squeeze(-1) if squeeze else logps, entropy)
 
 
@@ -89,67 +89,63 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """
     _check_source("logits", logits)
     no_index = torch.empty((*logits.shape[:-1], 0), dtype=torch.int64, device=logits.device)
-    return _forward(logits, no_index, _scale(temperature), True)[1]
+    return _forward(logits, no_index, scale=_scale(temperature), entropy=True)[1]
 
 
 @torch.library.custom_op(
     "rl_ops::logps_forward",
     mutates_args=(),
-    schema="(Tensor logits, Tensor index, float scale, bool entropy)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor logits, Tensor index, *, float scale, bool entropy) -> (Tensor, Tensor, Tensor)",
 )
 def _forward(
-    logits: Tensor, index: Tensor, scale: float, entropy: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs [..., K], entropy [...] or empty, row maximum, sum of exponentials."""
+    logits: Tensor, index: Tensor, *, scale: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs [..., K], entropy [...] or empty, and [..., 2]: row maximum, sum of exp."""
     check_bounds(index, logits.shape[-1])
-    z = rows_view(logits)
-    stats = kernels.row_stats(z, scale=scale, entropy=entropy)
+    stats = kernels.row_stats(rows_view(logits), scale=scale, entropy=entropy)
     lead = logits.shape[:-1]
-    log_sum = stats.sum_exp.log()
+    maximum, sum_exp = stats.maximum.view(lead), stats.sum_exp.view(lead)
+    log_sum = sum_exp.log()
     picked = logits.gather(-1, safe_index(index, logits.shape[-1])).to(log_sum.dtype)
-    logps = picked.sub_(stats.maximum.view(*lead, 1)).mul_(scale).sub_(log_sum.view(*lead, 1))
+    logps = picked.sub_(maximum[..., None]).mul_(scale).sub_(log_sum[..., None])
     if index.device.type != "cpu":
         logps = logps.masked_fill((index < 0) | (index >= logits.shape[-1]), math.nan)
-    h = log_sum - stats.sum_exp_d / stats.sum_exp if entropy else log_sum.new_empty(0)
-    return logps, h.view(lead) if entropy else h, stats.maximum.view(lead), stats.sum_exp.view(lead)
+    if entropy:
+        h = log_sum - stats.sum_exp_d.view(lead) / sum_exp
+    else:
+        h = log_sum.new_empty(0)
+    return logps, h, torch.stack([maximum, sum_exp], -1)
 
 
 @_forward.register_fake
-def _(logits: Tensor, index: Tensor, scale: float, entropy: bool) -> tuple[Tensor, ...]:
-    dtype = kernels.accumulation_dtype(logits.dtype)
+def _(logits: Tensor, index: Tensor, *, scale: float, entropy: bool) -> tuple[Tensor, ...]:
     lead = logits.shape[:-1]
-    shapes = index.shape, lead if entropy else (0,), lead, lead
-    return tuple(logits.new_empty(shape, dtype=dtype) for shape in shapes)
+    shapes = index.shape, lead if entropy else (0,), (*lead, 2)
+    return tuple(
+        logits.new_empty(shape, dtype=kernels.accumulation_dtype(logits.dtype)) for shape in shapes
+    )
 
 
 @torch.library.custom_op(
     "rl_ops::logps_backward",
     mutates_args=(),
-    schema="(Tensor? grad_logps, Tensor? grad_entropy, Tensor logits, Tensor index, Tensor maximum,"
-    " Tensor sum_exp, Tensor entropy, float scale) -> Tensor",
+    schema="(Tensor grads, Tensor logits, Tensor index, Tensor stats, Tensor entropy, *, float scale)"
+    " -> Tensor",
 )
 def _backward(
-    grad_logps: Tensor | None,
-    grad_entropy: Tensor | None,
-    logits: Tensor,
-    index: Tensor,
-    maximum: Tensor,
-    sum_exp: Tensor,
-    entropy: Tensor,
-    scale: float,
+    grads: Tensor, logits: Tensor, index: Tensor, stats: Tensor, entropy: Tensor, *, scale: float
 ) -> Tensor:
+    """Return the gradient of the logits; ``grads`` as :func:`join_grads` gives them."""
     z = rows_view(logits)
-    lead = z.shape[:2]
+    lead, count = z.shape[:2], index.shape[-1]
+    grad_logps, grad_entropy = split_grads(grads.reshape(*lead, grads.shape[-1]), count)
+    maximum, sum_exp = stats.reshape(*lead, 2).unbind(-1)
     out = empty(logits.shape, logits.dtype, logits.device)
     kernels.logits_grad(
         z,
-        index.reshape(*lead, index.shape[-1]),
-        (maximum.reshape(lead), sum_exp.reshape(lead)),
-        (
-            None if grad_logps is None else grad_logps.reshape(*lead, index.shape[-1]),
-            None if grad_entropy is None else grad_entropy.reshape(lead),
-        ),
+        index.reshape(*lead, count),
+        (maximum, sum_exp),
+        (grad_logps, grad_entropy),
         entropy=None if grad_entropy is None else entropy.reshape(lead),
         scale=scale,
         out=out.view(z.shape),
@@ -158,28 +154,53 @@ def _backward(
 
 
 @_backward.register_fake
-def _(grad_logps: Any, grad_entropy: Any, logits: Tensor, *_: Any) -> Tensor:
+def _(
+    grads: Tensor, logits: Tensor, index: Tensor, stats: Tensor, entropy: Tensor, *, scale: float
+) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits, index, ctx.scale, ctx.with_entropy = inputs
-    _, entropy, maximum, sum_exp = output
+def _setup_context(
+    ctx: Any,
+    inputs: tuple[Any, ...],
+    keyword_only_inputs: dict[str, Any],
+    output: tuple[Tensor, ...],
+) -> None:
+    logits, index = inputs
+    _, entropy, stats = output
+    ctx.options = keyword_only_inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, index, maximum, sum_exp, entropy)
+    ctx.save_for_backward(logits, index, stats, entropy)
 
 
-def _autograd(ctx: Any, grad_logps: Any, grad_entropy: Any, *_: Any) -> tuple[Any, ...]:
-    if not ctx.with_entropy:
-        grad_entropy = None
-    if grad_logps is None and grad_entropy is None:
-        return None, None, None, None
-    return _backward(grad_logps, grad_entropy, *ctx.saved_tensors, ctx.scale), None, None, None
+def _autograd(ctx: Any, grad_logps: Any, grad_entropy: Any, _: Any) -> tuple[Any, ...]:
+    logits, index, stats, entropy = ctx.saved_tensors
+    grads = join_grads(grad_logps, grad_entropy if ctx.options["entropy"] else None, index)
+    if grads is None:
+        return None, None
+    scale = ctx.options["scale"]
+    return _backward(grads, logits, index, stats, entropy, scale=scale), None
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
 _forward.register_vmap(fold(_forward))
 _backward.register_vmap(fold(_backward))
+
+
+def join_grads(
+    grad_logps: Tensor | None, grad_entropy: Tensor | None, index: Tensor
+) -> Tensor | None:
+    """Put the gradients of log-probs and entropy into one ``[..., K]`` or ``[..., K + 1]``."""
+    if grad_entropy is None:
+        return grad_logps
+    if grad_logps is None:
+        grad_logps = grad_entropy.new_zeros(index.shape)
+    return torch.cat([grad_logps, grad_entropy.unsqueeze(-1)], -1)
+
+
+def split_grads(grads: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """Undo :func:`join_grads`."""
+    return grads[..., :count], grads[..., count] if grads.shape[-1] > count else None
 
 
 def rows_view(logits: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def _backward(
                 raw = kept[number, chunk]
             else:
                 raw = head.raw(chunk, pieces, bias, out=_fit(buffer, chunk, vocab))
-            dz = _chunk_grad(head, rows, grads, (chunk, vocab), raw, buffer)
+            dz = _chunk_grad(head, rows, grads, (chunk, vocab), raw=raw, buffer=buffer)
             for d, piece in zip(d_inputs, pieces, strict=True):
                 if d is not None:
                     _add_product(d[chunk], dz, piece)
@@ -227,6 +227,7 @@ def _chunk_grad(
     rows: Rows,
     grads: tuple[Tensor | None, Tensor | None],
     chunk: tuple[slice, slice],
+    *,
     raw: Tensor,
     buffer: Tensor,
 ) -> Tensor:
@@ -341,7 +342,7 @@ def _exponentials(raw: Tensor, stats: kernels.RowStats, scale: float, *, keep: b
 
 def _active(grads: tuple[Tensor | None, Tensor | None]) -> Tensor | None:
     """Return the rows that have a gradient, or None if all have or a graph is captured."""
-    given = [g.reshape(g.shape[0], -1) for g in grads if g is not None]
+    given = [g if g.dim() == 2 else g[:, None] for g in grads if g is not None]
     if given[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     active = torch.cat(given, 1).ne(0).any(1).nonzero().flatten()
