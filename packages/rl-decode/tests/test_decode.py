@@ -12,7 +12,6 @@ from rl_decode import (
     collect_stop_ids,
     decode_and_strip_padding,
     decode_completions,
-    ends_with_stop_string,
     render_reasoning,
     split_reasoning,
 )
@@ -218,63 +217,6 @@ def test_the_length_limit_cuts_ids_and_text(bpe):
     ids = encode(bpe, "The quick brown fox<|im_end|>")
     (got,) = decode_completions([ids], bpe, max_length=2)
     assert (got.ids, got.text, got.finish_reason) == (ids[:2], bpe.decode(ids[:2]), "length")
-
-
-@pytest.mark.parametrize("stop", ["is four", "o is", ", and so", "d s"])
-def test_a_stop_string_split_over_tokens(any_tokenizer, stop):
-    text = "Two plus two is four , and so is 2 + 2"
-    ids = encode(any_tokenizer, text)
-    (got,) = decode_completions([ids], any_tokenizer, stop_strings=[stop, "not there"])
-    whole = any_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    if stop not in whole:
-        assert (got.text, got.finish_reason) == (whole, "length")
-        return
-    assert got.finish_reason == "stop_string"
-    assert got.text == whole[: whole.index(stop)]
-    assert stop in got.raw_text
-    assert got.ids == ids[: len(got.ids)]
-    assert stop not in any_tokenizer.decode(got.ids[:-1], clean_up_tokenization_spaces=False)
-
-
-def test_the_stop_string_that_is_complete_first_ends_the_row(bpe):
-    ids = encode(bpe, "ab\n\nUser: next question")
-    (got,) = decode_completions([ids], bpe, stop_strings=["next question", "User:", "\n\nUser:"])
-    assert (got.text, got.finish_reason) == ("ab", "stop_string")
-
-
-def test_a_stop_string_before_and_after_special_tokens(bpe):
-    tool, end = "<|tool|>", "<|im_end|>"
-    rows = [encode(bpe, f"{tool}a{tool}b STOP c{end}"), encode(bpe, f"a{tool}b{end} STOP")]
-    got = decode_completions(rows, bpe, stop_strings="STOP")
-    assert [(c.text, c.finish_reason) for c in got] == [("ab ", "stop_string"), ("ab", "stop")]
-    assert got[0].raw_text == f"{tool}a{tool}b STOP"
-    (got,) = decode_completions([encode(bpe, f"a{tool}b STOP c")], bpe, stop_strings=f"{tool}b S")
-    assert (got.text, got.finish_reason) == ("a", "stop_string")
-
-
-def test_a_stop_string_in_a_run_of_bytes_is_found_at_once(sp, legacy_sp):
-    """One unfinished character makes such decoders give up the whole run before it."""
-    for tokenizer in (sp, legacy_sp):
-        ids = encode(tokenizer, "ab漢字漢字漢字")
-        (got,) = decode_completions([ids], tokenizer, stop_strings="字")
-        assert (got.text, got.raw_text) == ("ab漢", "ab漢字")
-        seen = [ends_with_stop_string(ids[:n], tokenizer, "字") for n in range(len(ids) + 1)]
-        assert seen.index("字") == len(got.ids)
-        assert seen.count("字") == 3
-
-
-def test_a_stop_string_that_takes_in_special_tokens_leaves_the_text_before_it(bpe):
-    ids = encode(bpe, "ab<|tool|>cd")
-    for stop, text in (("b<|to", "a"), ("<|tool|>c", "ab"), ("l|>c", "ab"), ("d", "abc")):
-        (got,) = decode_completions([ids], bpe, stop_strings=stop)
-        assert (got.text, got.finish_reason) == (text, "stop_string")
-
-
-def test_a_stop_string_inside_the_reasoning_leaves_it_incomplete(bpe):
-    ids = encode(bpe, "<think>a\n\nb</think>c")
-    (got,) = decode_completions([ids], bpe, stop_strings="\n\n")
-    assert (got.reasoning, got.answer, got.state) == ("a", "", "incomplete")
-    assert got.finish_reason == "stop_string"
 
 
 def test_raw_text_is_the_tokenizers_own_spelling_of_the_ids(any_tokenizer):

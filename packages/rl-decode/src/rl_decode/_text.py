@@ -24,8 +24,22 @@ class TextReader:
     """Reads texts from ids; a row is decoded once where nothing in it asks for more."""
 
     def __init__(
-        self, vocabulary: Vocabulary, kept: set[str], out_of_range: Literal["error", "mark"]
+        self,
+        vocabulary: Vocabulary,
+        *,
+        kept: set[str],
+        closers: set[str],
+        out_of_range: Literal["error", "mark"],
     ) -> None:
+        """Prepare to read.
+
+        Args:
+            vocabulary: the tokenizer.
+            kept: special tokens that stay in the text.
+            closers: markers that stay in it even where they are what ends a row: without them
+                the reasoning that they close would look unfinished.
+            out_of_range: what an id outside the vocabulary does.
+        """
         if out_of_range not in ("error", "mark"):
             raise ValueError(f"out_of_range={out_of_range!r}: choose 'error' or 'mark'")
         vocabulary.require_decode()
@@ -36,6 +50,7 @@ class TextReader:
         self.dropped = frozenset(
             i for i in vocabulary.special_ids() if self._spelling(i) not in kept
         )
+        self._closers = closers
         self._plain_stops: dict[int, bool] = {}
 
     def check(self, ids: list[int], row: int) -> None:
@@ -76,7 +91,12 @@ class TextReader:
                 raw = self._with_stop(raw, row.ids)
         if row.reason == "length" and text.endswith(REPLACEMENT):
             text = self._whole(row.clean, text)
+        if row.reason == "stop" and self._closers:
+            text += self._closing(self._spelling(row.ids[-1]))
         return ReadRow(row.ids, raw, text, row.reason)
+
+    def _closing(self, stop: str | None) -> str:
+        return stop if stop in self._closers and stop is not None else ""
 
     def _clean(self, ids: list[int]) -> list[int]:
         return [i for i in ids if i not in self.dropped]
@@ -127,7 +147,8 @@ class TextReader:
         raw = self._decode(ids)
         # Of several in the last token, the one that was complete first; of these the longest.
         found = min((s for s in strings if s in raw), key=lambda s: (raw.find(s) + len(s), -len(s)))
-        return ReadRow(ids, raw, self._text_before(ids, raw, found), "stop_string")
+        text = self._text_before(ids, raw, found) + self._closing(found)
+        return ReadRow(ids, raw, text, "stop_string")
 
     def _text_before(self, ids: list[int], raw: str, stop: str) -> str:
         """Clean text before the stop string that the last of ``ids`` completes."""

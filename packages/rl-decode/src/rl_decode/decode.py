@@ -25,7 +25,8 @@ class Completion:
         ids: the sampled ids up to and including what ended them; no padding.
         raw_text: those ids as the tokenizer spells them, special tokens and the stop included.
         text: without special tokens (the markers of the reasoning format excepted), without what
-            ended it, and without a last character of which only some bytes were sampled.
+            ended it (a closing marker excepted), and without a last character of which only some
+            bytes were sampled.
         reasoning: what stands in the blocks of reasoning.
         answer: what follows them; "" while a block is open.
         state: "complete", "incomplete" or "absent".
@@ -180,7 +181,13 @@ def _complete(
         raise ValueError(f"max_length={stops.max_length}: give a length of 0 or more, or None")
     vocabulary = Vocabulary(tokenizer)
     choice = _choose_format(reasoning[0], tokenizer)
-    reader = TextReader(vocabulary, _kept_tokens(choice), out_of_range)
+    formats = _rows_in_question(choice)
+    reader = TextReader(
+        vocabulary,
+        kept={token for row in formats for token in (*row.tokens, *row.markers)},
+        closers={row.close for row in formats},
+        out_of_range=out_of_range,
+    )
     rows, pad_id = to_rows(inputs), vocabulary.pad_id
     opened = to_flags(reasoning[1], len(rows), "opened")
     if attention_mask is not None:
@@ -229,9 +236,8 @@ def _choose_format(
     return resolve_format(format)
 
 
-def _kept_tokens(choice: ReasoningFormat | str | None) -> set[str]:
-    """Tokens that survive until the split, special or not."""
+def _rows_in_question(choice: ReasoningFormat | str | None) -> list[ReasoningFormat]:
+    """The formats in which a text may turn out to be written."""
     if choice is None:
-        return set()
-    rows = [choice] if isinstance(choice, ReasoningFormat) else list(FORMATS.values())
-    return {token for row in rows for token in (*row.tokens, *row.markers)}
+        return []
+    return [choice] if isinstance(choice, ReasoningFormat) else list(FORMATS.values())
