@@ -24,6 +24,11 @@ CONSTRAINTS = "constraints.txt"
 PACKAGES = ["rl-ops", "rl-decode", "rl-data", "rl-models", "rl-trainers"]
 EXTRAS = {"rl-models": ["peft", "gguf"], "rl-trainers": ["plot", "peft", "gguf", "reasoning-gym"]}
 
+# Benchmarks that measure several things, one a run.
+BENCHMARK_COMMANDS = {
+    "packages/rl-models/benchmarks/shared_prompt.py": [("speed",), ("memory",)],
+}
+
 # No session may reach a model hub, and none may see a cache that another run left behind.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -100,6 +105,19 @@ def lowest(session: nox.Session, package: str) -> None:
     wanted = [*wheels(package), *group(package, "test")]
     install(session, *wanted, constraints=str(constraints))
     run_pytest(session, f"packages/{package}/tests")
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def bench(session: nox.Session) -> None:
+    """Every package's benchmarks, one after the other; name packages after ``--`` to choose."""
+    chosen = session.posargs or PACKAGES
+    groups = {r for package in chosen for r in group(package, "test")}
+    install(session, *wheels(*chosen, extras=True), *sorted(groups))
+    for package in chosen:
+        for script in sorted((ROOT / "packages" / package / "benchmarks").glob("*.py")):
+            path = str(script.relative_to(ROOT))
+            for arguments in BENCHMARK_COMMANDS.get(path, [()]):
+                session.run("python", path, *arguments, env=offline(session))
 
 
 @nox.session(requires=["build"], reuse_venv=False)
