@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+
 from closeness import assert_close
 from rl_ops import losses
 

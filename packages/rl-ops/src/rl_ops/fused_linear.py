@@ -325,5 +325,5 @@ def _check(
 
 def _check_positive(**options: float | None) -> None:
     for name, value in options.items():
-        if value is not None and not (value > 0 and math.isfinite(value)):
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} is {value}: pass a positive number")

@@ -254,7 +254,7 @@ def _check_source(name: str, source: Tensor) -> None:
 
 
 def _scale(temperature: float) -> float:
-    if not (temperature > 0 and math.isfinite(temperature)):
+    if not 0 < temperature < math.inf:
         raise ValueError(
             f"temperature is {temperature}: pass a positive number (greedy has no log-probs)"
         )

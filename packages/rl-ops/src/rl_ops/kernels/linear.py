@@ -130,11 +130,11 @@ def forward(
             weight, no soft cap).
     """
     state = _Running(head, index, entropy=entropy)
-    scale = head.kernel_scale
-    buffer = _buffer(head)
-    for number, vocab in enumerate(_vocab_chunks(head)):
+    scale, steps = head.kernel_scale, _steps(head)
+    buffer = _buffer(head, steps)
+    for number, vocab in enumerate(_chunks(head.width, steps[1])):
         pieces, bias = head.columns(vocab)
-        for rows in _row_chunks(head):
+        for rows in _chunks(head.rows, steps[0]):
             out = kept[number, rows] if number < kept.shape[0] else _fit(buffer, rows, vocab)
             raw = head.raw(rows, pieces, bias, out=out)
             z = head.capped(raw)
@@ -200,11 +200,13 @@ def _backward(
         for w, need in zip(head.weights, need_weights, strict=True)
     ]
     d_bias = rows.maximum.new_zeros(head.width) if need_bias else None
-    buffer = _buffer(head)
-    for number, vocab in enumerate(_vocab_chunks(head)):
+    # what was kept is cut as forward cut it, however many rows take part here
+    steps = (_steps(head)[0], kept.shape[2]) if kept.shape[0] else _steps(head)
+    buffer = _buffer(head, steps)
+    for number, vocab in enumerate(_chunks(head.width, steps[1])):
         pieces, bias = head.columns(vocab)
         sums = [_Sum(d, vocab) for d in d_weights]
-        for chunk in _row_chunks(head):
+        for chunk in _chunks(head.rows, steps[0]):
             if number < kept.shape[0]:
                 raw = kept[number, chunk]
             else:
@@ -364,22 +366,14 @@ def _steps(head: Head) -> tuple[int, int]:
     return rows, max(1, min(head.width, most_vocab, numbers // rows))
 
 
-def _row_chunks(head: Head) -> Iterator[slice]:
-    step = _steps(head)[0]
-    for start in range(0, head.rows, step):
-        yield slice(start, min(start + step, head.rows))
+def _chunks(size: int, step: int) -> Iterator[slice]:
+    for start in range(0, size, step):
+        yield slice(start, min(start + step, size))
 
 
-def _vocab_chunks(head: Head) -> Iterator[slice]:
-    step = _steps(head)[1]
-    for start in range(0, head.width, step):
-        yield slice(start, min(start + step, head.width))
-
-
-def _buffer(head: Head) -> Tensor:
+def _buffer(head: Head, steps: tuple[int, int]) -> Tensor:
     """Return room for one chunk of logits."""
-    rows, vocab = _steps(head)
-    return empty((rows * vocab,), head.dtype, head.inputs[0].device)
+    return empty((steps[0] * steps[1],), head.dtype, head.inputs[0].device)
 
 
 def _fit(buffer: Tensor, rows: slice, vocab: slice) -> Tensor:
