@@ -44,6 +44,13 @@ REASONED = [
     {"role": "user", "content": "Q2"},
     {"role": "assistant", "content": "A2", "reasoning_content": "R2 more"},
 ]
+# The name that gpt-oss has for it.
+THOUGHT = [
+    {**{k: v for k, v in m.items() if k != "reasoning_content"}, "thinking": m["reasoning_content"]}
+    if "reasoning_content" in m
+    else m
+    for m in REASONED
+]
 INLINE = [
     {"role": "user", "content": "Q1"},
     {"role": "assistant", "content": "<think>\nR1\n</think>\n\nA1"},
@@ -67,6 +74,7 @@ CONVERSATIONS = {
     "talk": TALK,
     "system": SYSTEM,
     "reasoned": REASONED,
+    "thought": THOUGHT,
     "inline": INLINE,
     "tooled": TOOLED,
 }
@@ -102,7 +110,7 @@ EXPECTED = {
         "<|channel|>final<|message|>Hello.<|end|>",
         "<|channel|>final<|message|> <b> 2\n<|return|>",
     ],
-    ("gptoss", "reasoned"): [
+    ("gptoss", "thought"): [
         "<|channel|>final<|message|>A1<|end|>",
         "<|channel|>analysis<|message|>R2 "
         "more<|end|><|start|>assistant<|channel|>final<|message|>A2<|return|>",
@@ -217,7 +225,7 @@ def test_d6_a_template_with_markers_trains_exactly_the_marked_tokens(
 
 
 @pytest.mark.parametrize("name", MARKED)
-@pytest.mark.parametrize("conversation", ["talk", "reasoned", "inline"])
+@pytest.mark.parametrize("conversation", ["talk", "reasoned", "thought", "inline"])
 def test_d6_without_its_markers_the_same_template_trains_the_same_text(
     model_tokenizer, template_text, name, conversation
 ):

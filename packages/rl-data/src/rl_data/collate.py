@@ -8,18 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def _pad(rows: Sequence[Sequence[int]], value: int, width: int) -> Tensor:
-    out = torch.full((len(rows), width), value, dtype=torch.long)
-    for k, row in enumerate(rows):
-        if len(row):
-            out[k, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-    return out
-
-
-def _width(rows: Sequence[Sequence[int]], multiple: int | None) -> int:
-    longest = max((len(row) for row in rows), default=0)
-    return longest if not multiple else -(-longest // multiple) * multiple
+from rl_ops import pad
 
 
 class SFTCollator:
@@ -47,43 +36,47 @@ class SFTCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Collate a batch of rows."""
-        ids = [row["input_ids"] for row in rows]
-        width = _width(ids, self.pad_to_multiple_of)
-        positions = [_positions(row) for row in rows]
-        masks = [_loss_mask(row) for row in rows]
-        position_ids = _pad(positions, 0, width)
-        for k, row in enumerate(positions):
-            # Going on counting keeps the padding from looking like further packed samples.
-            begin = (int(row[-1]) + 1) if len(row) else 0
-            position_ids[k, len(row) :] = torch.arange(begin, begin + width - len(row))
-        loss_mask = _pad(masks, 0, width)
-        loss_mask[position_ids == 0] = 0
+        ids = [torch.as_tensor(row["input_ids"], dtype=torch.long) for row in rows]
+        input_ids = self._pad(ids, self.pad_token_id)
+        attention_mask = self._pad([torch.ones_like(row) for row in ids], 0)
+        # Going on counting keeps the padding from looking like further packed samples.
+        position_ids = self._pad([_positions(row) for row in rows], -1)
+        ends = position_ids.gather(1, attention_mask.sum(1, keepdim=True).sub(1).clamp(min=0))
+        counted = ends + (1 - attention_mask).cumsum(1)
+        position_ids = torch.where(attention_mask.bool(), position_ids, counted)
+        loss_mask = self._pad([_loss_mask(row) for row in rows], 0)
         return {
-            "input_ids": _pad(ids, self.pad_token_id, width),
-            "attention_mask": _pad([[1] * len(row) for row in ids], 0, width),
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "loss_mask": loss_mask,
+            "loss_mask": loss_mask.masked_fill(position_ids == 0, 0),
         }
 
+    def _pad(self, rows: Sequence[Tensor], value: int) -> Tensor:
+        return pad(rows, value, pad_to_multiple_of=self.pad_to_multiple_of)
 
-def _positions(row: Mapping[str, Any]) -> Sequence[int]:
+
+def _positions(row: Mapping[str, Any]) -> Tensor:
     positions = row.get("position_ids")
-    return range(len(row["input_ids"])) if positions is None else positions
+    if positions is None:
+        return torch.arange(len(row["input_ids"]))
+    return torch.as_tensor(_one_each(row, "position_ids"), dtype=torch.long)
 
 
-def _loss_mask(row: Mapping[str, Any]) -> Sequence[int]:
+def _loss_mask(row: Mapping[str, Any]) -> Tensor:
     """The row's own mask, or the one its labels imply, or every token."""
-    for name in ("loss_mask", "labels"):
-        values = row.get(name)
-        if values is None:
-            continue
-        if len(values) != len(row["input_ids"]):
-            raise ValueError(
-                f"{name} has {len(values)} entries for {len(row['input_ids'])} input_ids: want one "
-                "each"
-            )
-        return [int(v != -100) for v in values] if name == "labels" else values
-    return [1] * len(row["input_ids"])
+    if row.get("loss_mask") is not None:
+        return torch.as_tensor(_one_each(row, "loss_mask"), dtype=torch.long)
+    if row.get("labels") is not None:
+        return (torch.as_tensor(_one_each(row, "labels")) != -100).long()
+    return torch.ones(len(row["input_ids"]), dtype=torch.long)
+
+
+def _one_each(row: Mapping[str, Any], name: str) -> Any:
+    count, wanted = len(row[name]), len(row["input_ids"])
+    if count != wanted:
+        raise ValueError(f"{name} has {count} entries for {wanted} input_ids: want one each")
+    return row[name]
 
 
 class PreferenceCollator:

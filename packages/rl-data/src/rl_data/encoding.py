@@ -19,12 +19,14 @@ class Encoded(NamedTuple):
             offsets.
         ends: character after the last one of each token.
         text: the text that was encoded.
+        plain: ranges that spell control tokens but were encoded as ordinary text.
     """
 
     ids: list[int]
     starts: list[int]
     ends: list[int]
     text: str
+    plain: Sequence[Span] = ()
 
 
 def common_prefix_length(left: Sequence[Any], right: Sequence[Any]) -> int:
@@ -145,7 +147,7 @@ class Encoder:
                 starts += [left + s for s in piece.starts]
                 ends += [left + e for e in piece.ends]
             position = end
-        return Encoded(ids, starts, ends, text)
+        return Encoded(ids, starts, ends, text, plain)
 
     def _encode_piece(self, piece: str, *, as_text: bool, first: bool) -> Encoded:
         encoded = self._after_newline(piece, split_special=as_text, first=first)
@@ -263,7 +265,10 @@ class Encoder:
         return mask
 
     def _tokens_before(self, encoded: Encoded, position: int) -> int:
-        return common_prefix_length(self._call([encoded.text[:position]])[0].ids, encoded.ids)
+        before = self.encode(
+            encoded.text[:position], [p for p in encoded.plain if p[1] <= position]
+        )
+        return common_prefix_length(before.ids, encoded.ids)
 
 
 _RECENT: deque[tuple[Any, Encoder]] = deque(maxlen=8)

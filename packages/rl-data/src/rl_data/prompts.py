@@ -10,12 +10,13 @@ from .chat import render_prompt
 from .encoding import Encoder, common_prefix_length
 from .formats import is_conversational, is_message_list
 
-# Opening and closing of a reasoning block, as templates write them into a generation prompt.
+# What opens and closes a reasoning block, as templates write it into a generation prompt.
+_TAGS = r"(?:seed:)?(?:think|thinking|thought|reasoning)"
 _REASONING = re.compile(
-    r"(?P<open><(?:seed:|antml:|)(?:think|thinking|thought|reasoning)>|\[THINK\]|<\|START_THINKING\|>"
-    r"|<\|begin_of_thought\|>|<\|channel\|?>(?:analysis|thought)(?:<\|message\|>)?|<\|inner_prefix\|>)"
-    r"|(?P<close></(?:seed:|antml:|)(?:think|thinking|thought|reasoning)>|\[/THINK\]|<\|END_THINKING\|>"
-    r"|<\|end_of_thought\|>|<channel\|>|<\|end\|>|<\|inner_suffix\|>)"
+    rf"(?P<open><{_TAGS}>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
+    r"|<\|channel\|?>(?:analysis|thought)|<\|inner_prefix\|>)"
+    rf"|(?P<close></{_TAGS}>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>"
+    r"|<channel\|>|<\|end\|>|<\|inner_suffix\|>)"
 )
 
 
