@@ -14,10 +14,10 @@ from scored import (
     whole_rows,
 )
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification, LlamaForCausalLM
 
 from closeness import assert_close
-from rl_models import CompletionBatch, SequenceBatch, score_tokens
+from rl_models import CompletionBatch, SequenceBatch, final_states, score_tokens
 from rl_models.testing import tiny_model
 
 
@@ -251,6 +251,30 @@ def test_the_head_runs_on_scored_positions_alone(entropy):
 def test_a_batch_of_no_rows_scores_to_nothing():
     empty = CompletionBatch.from_ids([[5, 6]], [], [])
     assert score_tokens(tiny_model("llama"), empty).logps.shape == (0, 0)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_text", "mamba"])
+def test_final_states_are_those_after_each_rows_last_token(architecture):
+    model = tiny_model(architecture)
+    batch = CompletionBatch.from_ids(PROMPTS, [*COMPLETIONS, []], [*PROMPT_INDEX, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        mine = final_states(model, batch)
+    for row, (ids, _) in enumerate([*whole_rows(), (PROMPTS[3], 0)]):
+        out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        assert_close(mine[row], out.hidden_states[-1][0, -1], atol=1e-5)
+
+
+def test_a_reward_models_score_comes_from_the_final_states_of_a_pair():
+    config = tiny_model("llama").config
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    pair = CompletionBatch.from_ids([[5, 6, 7]], [[8, 9], [10]], [0, 0])
+    mine = model.score(final_states(model, pair))
+    naive = [model(torch.tensor([ids])).logits[0] for ids in ([5, 6, 7, 8, 9], [5, 6, 7, 10])]
+    assert_close(mine, torch.stack(naive), atol=1e-5)
+    shared = gradients(model, (mine[0] - mine[1]).sum())
+    assert relative_difference(shared, gradients(model, (naive[0] - naive[1]).sum())) < 1e-5
 
 
 def test_wrong_requests_say_what_was_wanted():

@@ -15,7 +15,7 @@ from rl_models.reference import (
     move_towards,
 )
 from rl_models.reference_cache import CachedReference, weights_hash
-from rl_models.scoring import TokenScores, score_tokens
+from rl_models.scoring import TokenScores, final_states, score_tokens
 from rl_models.tokenizer_files import save_tokenizer
 from rl_models.value_head import AutoModelForCausalLMWithValueHead, ValueHead
 from rl_models.wrapper import PreTrainedModelWrapper
@@ -37,6 +37,7 @@ __all__ = [
     "check_tokenizer",
     "create_reference_model",
     "disable_dropout",
+    "final_states",
     "load_causal_lm",
     "load_tokenizer",
     "merged_weights",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_models.batch import CompletionBatch
 from rl_models.decoder import accepts, completion_states, run_decoder
-from rl_models.heads import Head, decoder_of, short_probe, working_dtype
+from rl_models.heads import short_probe, working_dtype
 
 _shares: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -20,23 +20,21 @@ _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def why_not_shared(model: Any, head: Head) -> str | None:
+def why_not_shared(model: Any, decoder: nn.Module) -> str | None:
     """Why this model cannot continue from a prompt's cache with gradients, or None when it can."""
     if model.training and _recomputes(model):
         return "gradient checkpointing forbids a cache"
-    if model.training and getattr(decoder_of(model, head), "layerdrop", 0):
+    if model.training and getattr(decoder, "layerdrop", 0):
         return "layers are dropped at random in training"
     if model not in _shares:
-        _shares[model] = _try_sharing(model, decoder_of(model, head))
+        _shares[model] = _try_sharing(model, decoder)
     return _shares[model] or None
 
 
-def keeps_samples_apart(model: Any, head: Head | None) -> bool:
+def keeps_samples_apart(model: Any, decoder: nn.Module) -> bool:
     """Whether packed samples, told apart by their positions alone, do not see each other."""
-    if head is None:
-        return False
     if model not in _packs:
-        _packs[model] = _try_packing(model, decoder_of(model, head))
+        _packs[model] = _try_packing(model, decoder)
     return _packs[model]
 
 

@@ -21,11 +21,14 @@ def accepts(module: nn.Module, name: str) -> bool:
     return name in inspect.signature(type(module).forward).parameters
 
 
-def completion_states(decoder: Any, batch: CompletionBatch) -> Tensor:
+def completion_states(
+    decoder: Any, batch: CompletionBatch, *, through_last: bool = False
+) -> Tensor:
     """The hidden state each completion token is predicted from, `[N, Tc, H]`.
 
     The first token is predicted by the prompt's last state, and the last token predicts nothing
-    that is scored, so completions run one position less than the longest of them.
+    that is scored, so completions run one position less than the longest of them. `through_last`
+    runs that too and returns `[N, Tc + 1, H]`: at `t` the state after `t` tokens.
     """
     used, prompt_index = torch.unique(batch.prompt_index, return_inverse=True)
     lengths = batch.prompt_lengths[used]
@@ -38,7 +41,7 @@ def completion_states(decoder: Any, batch: CompletionBatch) -> Tensor:
     prompt_ids = prompt_ids.masked_fill(positions < 0, 0)
     states = run_decoder(decoder, prompt_ids, mask, positions.clamp(min=0), cache)
     first = states[:, -1][prompt_index][:, None]
-    run = int(batch.completion_lengths.max()) - 1
+    run = int(batch.completion_lengths.max()) - (not through_last)
     if run < 1:
         return first
     _widen(cache, prompt_index, len(used))

@@ -102,14 +102,51 @@ def _score(
 ) -> TokenScores:
     if isinstance(batch, SequenceBatch):
         return _score_rows(model, head, batch, **options)
-    if head is None or (reason := why_not_shared(model, head)):
-        if head is not None:
-            say_once(model, f"{reason}; a prompt is computed again for each of its completions")
+    if head is None:
+        return _score_as_rows(model, head, batch, **options)
+    decoder = decoder_of(model, head)
+    if not _shares(model, decoder):
         return _score_as_rows(model, head, batch, **options)
     if not len(batch.completion_ids):
         return TokenScores(batch.completion_ids.float())
-    states = completion_states(decoder_of(model, head), batch)
+    states = completion_states(decoder, batch)
     return _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
+
+
+def final_states(model: nn.Module, batch: CompletionBatch) -> Tensor:
+    """The hidden state after each row's last token, `[N, H]`, the prompts computed once.
+
+    For what judges a whole answer: the head of a reward model, on chosen and rejected completions
+    of one prompt.
+
+    Args:
+        model: a causal language model or one for sequence classification, or a PEFT model of one.
+        batch: completions; an empty one has its prompt's last state.
+
+    Example:
+        >>> from rl_models.testing import tiny_model
+        >>> pairs = CompletionBatch.from_ids([[1, 2]], [[3, 4], [5]], prompt_index=[0, 0])
+        >>> final_states(tiny_model("llama"), pairs).shape
+        torch.Size([2, 32])
+    """
+    inner = unwrap(model)
+    decoder = inner.base_model
+    rows = torch.arange(len(batch.completion_ids), device=batch.completion_ids.device)
+    if len(rows) and _shares(inner, decoder):
+        states = completion_states(decoder, batch, through_last=True)
+        return states[rows, batch.completion_lengths]
+    whole = batch.as_sequences()
+    steps = torch.arange(whole.input_ids.shape[1], device=rows.device).expand_as(whole.input_ids)
+    ids = whole.input_ids.masked_fill(~whole.attended(), 0)
+    states = run_decoder(decoder, ids, torch.ones_like(ids), steps)
+    return states[rows, whole.attended().sum(-1) - 1]
+
+
+def _shares(model: Any, decoder: nn.Module) -> bool:
+    reason = why_not_shared(model, decoder)
+    if reason:
+        say_once(model, f"{reason}; a prompt is computed again for each of its completions")
+    return not reason
 
 
 def _put_together(
@@ -155,7 +192,7 @@ def _score_as_rows(
 def _score_rows(model: Any, head: Head | None, batch: SequenceBatch, **options: Any) -> TokenScores:
     """Rows as they are where attention needs no padding mask, else each sample in its own row."""
     packed = batch.is_packed()
-    if packed and not keeps_samples_apart(model, head):
+    if packed and (head is None or not keeps_samples_apart(model, decoder_of(model, head))):
         say_once(model, "packed samples would see each other; each is computed in a row of its own")
     elif packed or _padded_on_the_right(batch):
         return _score_causal_rows(model, head, batch, **options)
