@@ -52,6 +52,7 @@ class TextReader:
         )
         self._closers = closers
         self._plain_stops: dict[int, bool] = {}
+        self._between: dict[int, bool] = {}
 
     def check(self, ids: list[int], row: int) -> None:
         """Refuse ids outside the vocabulary, unless they are to be marked.
@@ -82,9 +83,12 @@ class TextReader:
             stop_strings: texts that end a row.
             with_raw: whether the raw text is wanted; it is "" otherwise.
         """
-        text, raw = self._decode(row.clean), ""
-        if with_raw or stop_strings:
-            raw = text if row.shown is None else self._decode(row.body)
+        raw = ""
+        if not with_raw and not stop_strings:
+            text = self._decode(row.clean)
+        else:
+            raw = self._decode(row.body)
+            text = raw if row.shown is None else self._without_specials(raw, row)
             if stop_strings and any(string in raw for string in stop_strings):
                 return self._cut_at_string(row.body, stop_strings)
             if row.reason == "stop":
@@ -97,6 +101,29 @@ class TextReader:
 
     def _closing(self, stop: str | None) -> str:
         return stop if stop in self._closers and stop is not None else ""
+
+    def _without_specials(self, raw: str, row: Trimmed) -> str:
+        """The clean text of a row, out of its raw one where that spares decoding it again."""
+        body = row.body
+        counts = {i: body.count(i) for i in self.dropped.intersection(body)}
+        plain = REPLACEMENT not in raw and all(map(self._spelled_between, counts))
+        text = raw
+        for i, count in counts.items():
+            spelling = self._added[i][0] if plain else ""
+            if not spelling or raw.count(spelling) != count:  # some of them are ordinary text
+                return self._decode(row.clean)
+            text = text.replace(spelling, "")
+        return text
+
+    def _spelled_between(self, special: int) -> bool:
+        """Whether a special id adds its spelling to a text and changes nothing around it."""
+        if special not in self._between:
+            word = self._vocabulary.encode(" x")
+            alone, both = self._decode(word), self._decode([*word, special, *word])
+            spelling = self._added[special][0] if special in self._added else ""
+            same = bool(word and spelling) and both == alone + spelling + alone
+            self._between[special] = same
+        return self._between[special]
 
     def _clean(self, ids: list[int]) -> list[int]:
         return [i for i in ids if i not in self.dropped]

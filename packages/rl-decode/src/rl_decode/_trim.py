@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import filterfalse
 from typing import NamedTuple
 
-from rl_decode.stops import CutReason, cut_at_stop
+from rl_decode.stops import CutReason, first_stop
 
 
 class Trimmed(NamedTuple):
@@ -60,10 +61,13 @@ def trim_rows(
             reason: CutReason = "stop" if ended else "length" if row else "empty"
             yield Trimmed(row, reason, None)
             continue
-        ids, reason = cut_at_stop(without_padding(row, padding), stops, max_length=max_length)
-        cut = Trimmed(ids, reason, None)
-        shown = [i for i in cut.body if i not in dropped]
-        yield cut if len(shown) == len(cut.body) else cut._replace(shown=shown)
+        ids = without_padding(row, padding)[:max_length]
+        end = first_stop(ids, stops)
+        ids = ids if end is None else ids[: end + 1]
+        reason = "stop" if end is not None else "length" if ids else "empty"
+        shown = list(filterfalse(dropped.__contains__, ids[:-1] if reason == "stop" else ids))
+        whole = len(shown) == len(ids) - (reason == "stop")
+        yield Trimmed(ids, reason, None if whole else shown)
 
 
 def without_padding(row: list[int], pad_id: int | None) -> list[int]:

@@ -87,8 +87,11 @@ class Vocabulary:
         return found if isinstance(found, str) else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text without the tokens that the tokenizer puts around it."""
-        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        """Ids of a text without the tokens put around it; none where there is no ``encode``."""
+        encode = getattr(self.tokenizer, "encode", None)
+        if not callable(encode):
+            return []
+        encoded = encode(text, add_special_tokens=False)
         return list(getattr(encoded, "ids", encoded))
 
     def require_decode(self) -> None:
