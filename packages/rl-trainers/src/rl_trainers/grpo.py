@@ -122,17 +122,18 @@ class GRPOTrainer(OnlineTrainer):
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, MicroBatch],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
         """The clipped surrogate, plus ``beta`` times the KL estimate to the reference."""
-        args, batch = self.args, inputs["micro_batch"]
+        args = self.args
+        batch: MicroBatch = inputs["micro_batch"]
         mask = batch.mask
         formula, mode = LOSSES[args.loss_type]
         logps = self.score_policy(model, batch)
         old_logps = logps.detach() if batch.old_logps is None else batch.old_logps
-        clip = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
+        clip: dict[str, Any] = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
         values = formula(logps, old_logps, batch.advantages, mask, delta=args.delta, **clip)
         if self.reference is not None:
             ref_logps = self.reference.score(batch.batch, temperature=args.temperature)
@@ -142,6 +143,8 @@ class GRPOTrainer(OnlineTrainer):
         seen = losses.policy_diagnostics(logps, old_logps, mask, **clip)
         for name, value in seen._asdict().items():
             self.metrics.add(f"policy/{name}", value * mask.sum(), mask.sum())
+        if num_items_in_batch is None:
+            num_items_in_batch = self.denominator_of(mask)
         loss = reduce_loss(values, mask, mode=mode, denominator=num_items_in_batch)
         loss = loss * self.rank_factor
         return (loss, logps) if return_outputs else loss

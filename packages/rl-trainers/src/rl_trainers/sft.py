@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ class SFTTrainer(BaseTrainer):
         *,
         train_dataset: Any | None = None,
         eval_dataset: Any | None = None,
-        formatting_func: Callable[[dict[str, Any]], str] | None = None,
+        formatting_func: Callable[[Mapping[str, Any]], str] | None = None,
         data_collator: Any | None = None,
         **kwargs: Any,
     ) -> None:
@@ -135,7 +135,7 @@ class SFTTrainer(BaseTrainer):
         model: nn.Module,
         inputs: dict[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
         """Sum of the tokens' losses over the trained tokens of the whole step."""
         values, mask = self._token_losses(model, inputs)

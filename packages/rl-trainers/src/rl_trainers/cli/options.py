@@ -13,7 +13,9 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-Config = TypeVar("Config")
+from rl_trainers.core.config import BaseConfig
+
+Config = TypeVar("Config", bound=BaseConfig)
 
 
 @dataclass
@@ -51,8 +53,9 @@ def parse(
             no model or dataset.
     """
     file, flags = _split_config(list(arguments))
-    parser = _Parser((RunOptions, config), prog=f"rl-train {command}", allow_abbrev=False)
-    known = {f.name for kind in (RunOptions, config) for f in fields(kind) if f.init}
+    kinds: list[Any] = [RunOptions, config]
+    parser = _Parser(kinds, prog=f"rl-train {command}", allow_abbrev=False)
+    known = {f.name for kind in kinds for f in fields(kind) if f.init}
     values = _read_config(file) if file else {}
     _refuse_unknown(values, known, where=str(file))
     # A default that came from the file is overwritten by a flag and by nothing else.

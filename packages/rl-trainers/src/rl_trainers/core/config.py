@@ -27,7 +27,7 @@ class BaseConfig(TrainingArguments):
         ValueError: an option that these trainers would ignore was set.
     """
 
-    bf16: bool | None = field(
+    bf16: bool | None = field(  # type: ignore[assignment]  # None: chosen by the hardware
         default=None,
         metadata={"help": "bf16 autocast; None chooses it where the hardware computes in bf16."},
     )

@@ -44,6 +44,12 @@ class BaseTrainer(Trainer):
         ValueError: the tokenizer can neither be found nor was passed.
     """
 
+    args: BaseConfig
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
+    train_dataset: Any
+    eval_dataset: Any
+
     # What compute_loss returns is already divided by the step's denominator.
     loss_is_scaled_for_ga = True
 
@@ -119,7 +125,7 @@ class BaseTrainer(Trainer):
         return stack
 
     def training_step(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """One micro-batch; stops the run where the loss is not finite.
 
@@ -146,7 +152,7 @@ class BaseTrainer(Trainer):
         super().log(logs, start_time)
 
 
-def _tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+def _tokenizer_of(name: str | None) -> PreTrainedTokenizerBase:
     if not name:
         raise ValueError(
             "the model names no folder to take its tokenizer from: pass processing_class"

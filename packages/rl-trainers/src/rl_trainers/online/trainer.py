@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rl_decode.stops import collect_stop_ids
 from rl_models import score_tokens
+from rl_trainers.core.config import as_mapping
 from rl_trainers.core.trainer import BaseTrainer
 from rl_trainers.online.checks import check_rows, compare_with_engine
 from rl_trainers.online.completions_log import write_completions
@@ -132,10 +133,13 @@ class OnlineTrainer(BaseTrainer):
     def training_step(
         self,
         model: nn.Module,
-        inputs: list[dict[str, Any]],
-        num_items_in_batch: Tensor | None = None,
+        inputs: Any,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Generate at the start of a window, then train on this micro-step's share of it."""
+        """Generate at the start of a window, then train on this micro-step's share of it.
+
+        ``inputs`` are the dataset rows of the window.
+        """
         accumulation = self.args.gradient_accumulation_steps
         micro_steps = self.args.steps_per_generation or 1
         if self._micro_step % accumulation == 0:
@@ -203,7 +207,9 @@ class OnlineTrainer(BaseTrainer):
             )
         return groups
 
-    def _sample(self, rows: Sequence[Any], n: int, sampling: SamplingParams, seed: int) -> Groups:
+    def _sample(
+        self, rows: Sequence[Any], n: int, sampling: SamplingParams, seed: int
+    ) -> list[Group]:
         return sample_groups(
             self.engine,
             self.processing_class,
@@ -212,7 +218,7 @@ class OnlineTrainer(BaseTrainer):
             sampling=sampling,
             seed=seed,
             stop_ids=self.stop_ids,
-            chat_template_kwargs=self.args.chat_template_kwargs,
+            chat_template_kwargs=as_mapping("chat_template_kwargs", self.args.chat_template_kwargs),
         )
 
     def _reward(self, groups: Groups, prefix: str = "") -> None:

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -215,7 +216,7 @@ def _half_linear_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedM
 
     A linear layer that shares its weight with another module (a tied head) gets its own.
     """
-    twin = copy.deepcopy(model)
+    twin: Any = copy.deepcopy(model)
     if hasattr(twin, "merge_and_unload"):
         twin = twin.merge_and_unload()
     for module in twin.modules():
