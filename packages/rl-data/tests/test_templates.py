@@ -380,6 +380,21 @@ def test_d6_content_in_parts_and_an_assistant_that_speaks_first(make_tokenizer):
     assert trained_texts(rendering) == ["Welcome<|im_end|>", "cd<|im_end|>"]
 
 
+def test_d7_a_header_that_the_generation_prompt_leaves_out_after_tools_is_no_answer(make_tokenizer):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+    )
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "call"},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "It is 3."},
+    ]
+    rendering = ChatRenderer(make_tokenizer(template)).locate(talk)
+    assert trained_texts(rendering) == ["call<|im_end|>", "It is 3.<|im_end|>"]
+
+
 def test_d6_marks_in_the_users_own_text_do_no_harm(tokenizer):
     talk = [
         {"role": "user", "content": "private \U00100000\U00100001 use"},

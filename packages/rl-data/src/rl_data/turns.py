@@ -194,6 +194,10 @@ class TurnFinder:
             if tail is None:
                 return (self._end_of_prompt_in(fixed), "") if bounded else None
             agreed = agreement(fixed, tail, bounded=bounded)
+            header = self.chat.generation_prompt
+            if bounded and agreed == len(tail) and header and fixed.startswith(header, agreed):
+                # After a tool's answer some templates leave the header out of the generation prompt.
+                return agreed + len(header), ""
             return agreed, tail[agreed:] if agreed == len(fixed) else ""
 
         if not bounded:  # then ``fixed`` holds text of the message, and cannot be met again
