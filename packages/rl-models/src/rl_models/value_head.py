@@ -23,6 +23,7 @@ class ValueHead(nn.Module):
         ValueError: an `init` that is none of these.
 
     Example:
+        >>> import torch
         >>> ValueHead(8, init="zero")(torch.ones(2, 3, 8)).shape
         torch.Size([2, 3])
     """
@@ -70,6 +71,7 @@ class AutoModelForCausalLMWithValueHead(PreTrainedModelWrapper):
     `from_pretrained` also takes `new_v_head=True`: start with a new head on a model that has none.
 
     Example:
+        >>> import torch
         >>> from rl_models.testing import tiny_model
         >>> model = AutoModelForCausalLMWithValueHead(tiny_model("llama"))
         >>> logits, loss, values = model(torch.tensor([[5, 6, 7]]))
