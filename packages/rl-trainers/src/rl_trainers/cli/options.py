@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -124,7 +124,7 @@ def _split_config(arguments: list[str]) -> tuple[Path | None, list[str]]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    readers = {
+    readers: dict[str, Callable[[str], Any]] = {
         ".yaml": yaml.safe_load,
         ".yml": yaml.safe_load,
         ".toml": tomllib.loads,
