@@ -1,12 +1,14 @@
 """Other kinds of tokenizers: SentencePiece-like, trimmed offsets, and none at all."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rl_data.encoding import Encoder, common_prefix_length
+from rl_data.encoding import Encoder, any_of, common_prefix_length
 from rl_data.renderer import ChatRenderer
 
 TEMPLATE = (
@@ -130,6 +132,13 @@ def test_offsets_never_go_back_and_cover_the_whole_text(tokenizer):
         if encoded.ends and encoder.has_offsets:
             assert encoded.starts[0] == 0
             assert encoded.ends[-1] <= len(text)
+
+
+@given(st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), max_size=8), st.text("ab<c"))
+def test_the_pattern_of_control_tokens_matches_the_longest(words, text):
+    longest_first = sorted(set(words), key=len, reverse=True)
+    expected = re.findall("|".join(map(re.escape, longest_first)) or "(?!)", text)
+    assert re.findall(any_of(words), text) == expected
 
 
 def test_an_encoder_notices_a_change_of_its_tokenizer(make_tokenizer):

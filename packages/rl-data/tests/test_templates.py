@@ -383,7 +383,8 @@ def test_d6_content_in_parts_and_an_assistant_that_speaks_first(make_tokenizer):
 def test_d7_a_header_that_the_generation_prompt_leaves_out_after_tools_is_no_answer(make_tokenizer):
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}"
+        "<|im_start|>assistant\n{% endif %}"
     )
     talk = [
         {"role": "user", "content": "q"},

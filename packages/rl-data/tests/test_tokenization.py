@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Value
 
 from rl_data import RowError, SFTCollator, prepare_sft_dataset, tokenize_prompt
+from rl_data.nulls import count_filled_nulls, drop_filled_nulls
 from rl_data.tokenization import SFTStep
 
 CHATML = (
@@ -222,6 +223,43 @@ def test_d9_tokenised_rows_are_taken_as_they_are(tokenizer, given, mask):
     assert rows == [{"input_ids": [5, 6, 7], "loss_mask": mask}]
 
 
+def test_d9_rows_that_are_packed_already_keep_their_boundaries(tokenizer):
+    row = {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 0, 1]}
+    rows, _ = prepare([row], tokenizer)
+    assert rows == [{**row, "loss_mask": [0, 1, 0, 1]}]
+    rows, report = prepare([row], tokenizer, max_length=3)
+    assert rows[0]["position_ids"] == [0, 1, 0]
+    assert report.cut_tokens == 1
+    with pytest.raises(ValueError, match="they are packed already"):
+        prepare([row], tokenizer, packing=True)
+    with pytest.raises(RowError, match="column 'position_ids' has 1 entries for 4 input_ids"):
+        prepare([{**row, "position_ids": [0]}], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ({"train": None}, r"a dict of splits \['train'\]: pass one of them"),
+        ([{"text": "a"}], "the dataset is list, want a datasets.Dataset"),
+        (None, "the dataset is NoneType"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(tokenizer, dataset, said):
+    with pytest.raises(ValueError, match=said):
+        prepare_sft_dataset(dataset, tokenizer)
+
+
+def test_several_processes_give_the_same_rows_and_name_the_same_bad_one(tokenizer):
+    rows = [{"messages": CHAT, "id": k} for k in range(8)]
+    one, report = prepare_sft_dataset(Dataset.from_list(rows), tokenizer)
+    two, other = prepare_sft_dataset(Dataset.from_list(rows), tokenizer, num_proc=2)
+    assert one[:] == two[:]
+    assert report == other
+    bad = Dataset.from_list([{"text": "a"}] * 7 + [{"text": None}])
+    with pytest.raises(ValueError, match=r"row 7: columns \['text'\] are all None"):
+        prepare_sft_dataset(bad, tokenizer, num_proc=2)
+
+
 def test_d9_a_mask_of_another_length_is_refused(tokenizer):
     with pytest.raises(RowError, match="row 0: column 'loss_mask' has 2 entries for 3 input_ids"):
         prepare([{"input_ids": [5, 6, 7], "loss_mask": [0, 1]}], tokenizer)
@@ -234,6 +272,7 @@ from conftest import CHATML, train_bpe
 from datasets.fingerprint import Hasher
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from rl_data.nulls import count_filled_nulls, drop_filled_nulls
 from rl_data.tokenization import SFTStep
 backend = Tokenizer.from_str(train_bpe())
 made = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHATML, eos_token="<e>")
@@ -314,6 +353,32 @@ def test_d4_keys_filled_by_arrow_do_not_reach_the_prompt_and_meant_nulls_stay(ma
     assert written == tools
     assert json.loads(text.split("<|im_start|>")[3].split("<|im_end|>")[0]) == messages[2]
     assert text.count("null") == 2
+
+
+def test_d4_columns_of_json_are_taken_word_for_word():
+    class Json:
+        """Stands for the feature of that name, which older versions of datasets lack."""
+
+    value = {"x": None, "y": [{"z": None}]}
+    assert drop_filled_nulls(value, Json()) == value
+    assert count_filled_nulls(value, Json()) == 0
+    assert drop_filled_nulls(value) == {"y": [{}]}
+    assert count_filled_nulls(value) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "others_hold", "kept"),
+    [
+        ("string", "null", True),
+        ("string", "string", False),
+        (["string", "null"], "string", True),
+    ],
+)
+def test_d4_a_null_default_where_other_rows_hold_one(kind, others_hold, kept):
+    """Its own type and the column's tell whether it was written or filled in."""
+    feature = {"x": {"type": Value("string"), "default": Value(others_hold)}}
+    cleaned = drop_filled_nulls({"x": {"type": kind, "default": None}}, feature)
+    assert ("default" in cleaned["x"]) is kept
 
 
 def test_d4_tools_as_json_text_are_taken_word_for_word(make_tokenizer):

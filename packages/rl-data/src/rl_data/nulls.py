@@ -29,6 +29,8 @@ def drop_filled_nulls(value: Any, feature: Any = None) -> Any:
         >>> drop_filled_nulls({"x": {"type": "string", "default": None}, "y": None})
         {'x': {'type': 'string', 'default': None}}
     """
+    if _is_json(feature):
+        return value
     if isinstance(value, Mapping):
         kept = {}
         for key, item in value.items():
@@ -42,6 +44,12 @@ def drop_filled_nulls(value: Any, feature: Any = None) -> Any:
         sub = feature.feature if isinstance(feature, List) else None
         return [drop_filled_nulls(item, sub) for item in value]
     return value
+
+
+def _is_json(feature: Any) -> bool:
+    # A column of this type keeps each value as it was written; older versions of datasets have no
+    # such type.
+    return type(feature).__name__ == "Json"
 
 
 def _means_null(key: str, schema: Mapping[str, Any], feature: Any) -> bool:
@@ -123,6 +131,8 @@ def count_filled_nulls(value: Any, feature: Any = None) -> int:
         >>> count_filled_nulls({"role": "user", "tool_calls": None})
         1
     """
+    if _is_json(feature):
+        return 0
     if isinstance(value, Mapping):
         count = 0
         for key, item in value.items():

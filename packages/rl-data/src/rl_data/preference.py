@@ -12,7 +12,7 @@ from .packing import column_names
 from .prompts import maybe_extract_prompt
 from .report import CUT_AWAY, EMPTY_SIDE, EQUAL_AFTER_CUT, EQUAL_PAIR, NO_TRAINED, Report
 from .rows import Sample
-from .tokenization import RowsStep, check_truncation, run_step
+from .tokenization import RowsStep, check_dataset, check_truncation, run_step
 
 
 def unpair_preference_dataset(
@@ -293,6 +293,7 @@ def prepare_preference_dataset(
     Example:
         >>> rows, report = prepare_preference_dataset(pairs, tokenizer)  # doctest: +SKIP
     """
+    check_dataset(dataset)
     check_truncation(max_length, truncation_mode)
     options = _options(dataset, tools, chat_template_kwargs, control_tokens)
     step = _PairStep(tokenizer, max_length, truncation_mode, options)
@@ -321,6 +322,7 @@ def prepare_unpaired_dataset(
     Example:
         >>> rows, report = prepare_unpaired_dataset(judged, tokenizer)  # doctest: +SKIP
     """
+    check_dataset(dataset)
     check_truncation(max_length, truncation_mode)
     dataset = maybe_unpair_preference_dataset(dataset, num_proc)
     options = _options(dataset, tools, chat_template_kwargs, control_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -74,8 +73,7 @@ class ChatRenderer:
         self.template: str = tokenizer.get_chat_template(template, self.tools)
         self.options.pop("chat_template", None)
         self.has_tags = has_generation_tags(self.template)
-        spelled = sorted(self.encoder.control_tokens, key=len, reverse=True)
-        self.control = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self.control = self.encoder.control
         self._tagged: dict[Alphabet, str] = {}
         self._found: dict[tuple[Any, ...], Any] = {}
 

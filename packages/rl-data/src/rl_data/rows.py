@@ -27,6 +27,7 @@ class Sample:
         no_end: a conversation that ends in no special token.
         unlocated: assistant's turns that were not found.
         empty_completion: the completion is an empty text.
+        positions: position ids that the row brought, if any.
         doubled_bos: the text spells a BOS that the tokenizer or the template adds too; one was left
             out.
     """
@@ -38,6 +39,7 @@ class Sample:
     unlocated: int = 0
     empty_completion: bool = False
     doubled_bos: bool = False
+    positions: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -322,20 +324,26 @@ def tokenized_sample(row: Mapping[str, Any], vocabulary: int) -> Sample:
     if wrong != 0:
         raise ValueError(
             f"column 'input_ids' holds {wrong!r}, want whole numbers from 0 to {vocabulary - 1}, "
-            "the "
-            "tokenizer's last id"
+            "the tokenizer's last id"
         )
     mask = [1] * len(ids)
     for name in ("loss_mask", "labels", "completion_mask", "assistant_masks"):
         values = row.get(name)
         if values is None:
             continue
-        if len(values) != len(ids):
-            raise ValueError(
-                f"column {name!r} has {len(values)} entries for {len(ids)} input_ids: want one each"
-            )
+        _want_one_each(name, values, ids)
         trained = (v != -100 for v in values) if name == "labels" else values
         mask = [int(bool(m and t)) for m, t in zip(mask, trained, strict=True)]
-    if mask:
-        mask[0] = 0
-    return Sample(ids, mask)
+    positions = row.get("position_ids")
+    if positions is None:
+        return Sample(ids, [0, *mask[1:]] if mask else [])
+    _want_one_each("position_ids", positions, ids)
+    mask = [m if p else 0 for m, p in zip(mask, positions, strict=True)]
+    return Sample(ids, mask, positions=list(positions))
+
+
+def _want_one_each(name: str, values: Sequence[Any], ids: Sequence[int]) -> None:
+    if len(values) != len(ids):
+        raise ValueError(
+            f"column {name!r} has {len(values)} entries for {len(ids)} input_ids: want one each"
+        )

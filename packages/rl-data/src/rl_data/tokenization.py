@@ -105,13 +105,20 @@ class RowsStep:
 class SFTStep(RowsStep):
     """A batch of rows to ids and loss masks."""
 
-    lists = ("input_ids", "loss_mask")
+    lists: tuple[str, ...] = ("input_ids", "loss_mask")
 
     def samples(self, rows: list[dict[str, Any]], first_index: int) -> list[dict[str, Any]]:
         """Tokenise, cut and judge each row."""
         return [self._columns(s) for s in self.rows_tokenizer()(rows, first_index)]
 
+    def __init__(self, *arguments: Any, packed: bool = False) -> None:
+        super().__init__(*arguments)
+        if packed:
+            self.lists = (*self.lists, "position_ids")
+
     def _columns(self, sample: Sample) -> dict[str, Any]:
+        own = sample.positions or list(range(len(sample.ids)))
+        positions, _ = truncate(own, own, self.max_length, self.truncation_mode)
         ids, mask = truncate(sample.ids, sample.mask, self.max_length, self.truncation_mode)
         reason = ""
         if not ids:
@@ -121,6 +128,7 @@ class SFTStep(RowsStep):
         return {
             "input_ids": ids,
             "loss_mask": mask,
+            "position_ids": positions,
             "status": reason,
             "cut": len(sample.ids) - len(ids),
             "tokens": len(ids),
@@ -243,7 +251,7 @@ def prepare_sft_dataset(
     Args:
         dataset: map-style or streaming; rows of text, messages, prompt + completion (plain or
             conversational), or ``input_ids`` already (then taken as they are, with ``loss_mask`` or
-            ``labels`` if there are any).
+            ``labels``, and ``position_ids`` if they are packed).
         tokenizer: a transformers tokenizer; conversations need its chat template.
         max_length: most tokens of a sample, or of a pack; None for no limit.
         truncation_mode: ``keep_start`` or ``keep_end``.
@@ -272,6 +280,7 @@ def prepare_sft_dataset(
     Example:
         >>> rows, report = prepare_sft_dataset(dataset, tokenizer)  # doctest: +SKIP
     """
+    check_dataset(dataset)
     check_truncation(max_length, truncation_mode)
     if packing and max_length is None:
         raise ValueError("packing=True wants a max_length, the length of the packs; it is None")
@@ -289,8 +298,12 @@ def prepare_sft_dataset(
         "control_tokens": control_tokens,
         "features": dataset.features,
     }
-    step = SFTStep(tokenizer, None if splits else max_length, truncation_mode, options)
-    features = Features({name: List(Value("int64")) for name in SFTStep.lists})
+    packed = "position_ids" in column_names(dataset)
+    if packed and packing:
+        raise ValueError("packing=True, but the rows bring position_ids: they are packed already")
+    limit = None if splits else max_length
+    step = SFTStep(tokenizer, limit, truncation_mode, options, packed=packed)
+    features = Features({name: List(Value("int64")) for name in step.lists})
     prepared, report = run_step(dataset, step, features, num_proc)
     if packing and max_length is not None:
         report.pack_length = max_length
@@ -298,6 +311,21 @@ def prepare_sft_dataset(
         if isinstance(prepared, Dataset):
             report.packs = len(prepared)
     return prepared, report
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is no single dataset.
+
+    Raises:
+        ValueError: a dict of splits, a list of rows, or anything else.
+    """
+    if isinstance(dataset, Mapping):
+        raise ValueError(f"the dataset is a dict of splits {list(dataset)}: pass one of them")
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        raise ValueError(
+            f"the dataset is {type(dataset).__name__}, want a datasets.Dataset or IterableDataset; "
+            "datasets.Dataset.from_list makes one of a list of rows"
+        )
 
 
 def check_truncation(max_length: int | None, truncation_mode: str) -> None:

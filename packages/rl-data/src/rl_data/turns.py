@@ -196,7 +196,7 @@ class TurnFinder:
             agreed = agreement(fixed, tail, bounded=bounded)
             header = self.chat.generation_prompt
             if bounded and agreed == len(tail) and header and fixed.startswith(header, agreed):
-                # After a tool's answer some templates leave the header out of the generation prompt.
+                # After a tool's answer some templates leave the header out of their prompt.
                 return agreed + len(header), ""
             return agreed, tail[agreed:] if agreed == len(fixed) else ""
 
