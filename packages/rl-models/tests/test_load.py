@@ -163,6 +163,12 @@ def test_i2_a_missing_extra_says_what_to_install(folder, tmp_path, monkeypatch):
     assert "wanted None, '4bit' or '8bit'" in error_of(folder, quantization="2bit")
 
 
+def test_4_bit_on_the_cpu_is_refused_because_training_would_get_no_gradient(folder, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert "loses gradients" in error_of(folder, quantization="4bit")
+
+
 def write_gguf(path, model):
     """The tiny Llama as a GGUF file, its matrices in 8-bit blocks."""
     config = model.config

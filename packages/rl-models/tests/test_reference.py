@@ -145,7 +145,8 @@ def test_the_base_reference_is_the_model_before_the_adapter():
 
 
 def test_f9_a_moving_reference_follows_an_adapter_and_a_full_model():
-    for policy in (with_adapter(tiny_model("llama"), zero=False), tiny_model("llama")):
+    policies = [tiny_model("llama"), tiny_model("llama", tie_word_embeddings=True)]
+    for policy in (with_adapter(tiny_model("llama"), zero=False), *policies):
         reference = StartingReference(policy)
         start = {n: w.clone() for n, w in reference.weights.items()}
         take_a_step(policy)
@@ -188,33 +189,38 @@ def test_f7_kept_log_probs_are_found_by_content_and_checked_once_against_live_on
     model = tiny_model("llama")
     file = tmp_path / "cache" / "ref.sqlite"
     first = Counting(model)
-    wanted = CachedReference(first, file, model=model).score(BATCH)
+    with CachedReference(first, file, model=model) as cached:
+        wanted = cached.score(BATCH)
     assert first.rows == 3
     assert_close(wanted, score_tokens(model, BATCH).logps)
-    again = Counting(copy.deepcopy(model))
-    cached = CachedReference(again, file, model=again.reference._scorer.model)
+    other = copy.deepcopy(model)
+    again = Counting(other)
     shuffled = CompletionBatch.from_ids(
         [[8], [5, 6, 7]], [[12, 13, 14], [9, 10], [21]], [0, 1, 0], pad_token_id=3
     )
-    found = cached.score(shuffled)
-    assert again.rows == 3  # two rows checked against live ones, one new
-    assert_close(found[:2], wanted[[2, 0]])
-    cached.score(BATCH)
-    assert again.rows == 3
-    cached.score(BATCH, temperature=0.7)
-    assert again.rows == 6
+    with CachedReference(again, file, model=other) as cached:
+        found = cached.score(shuffled)
+        assert again.rows == 3  # two rows checked against live ones, one new
+        assert_close(found[:2], wanted[[2, 0]])
+        cached.score(BATCH)
+        assert again.rows == 3
+        cached.score(BATCH, temperature=0.7)
+        assert again.rows == 6
 
 
 def test_f7_log_probs_kept_for_another_model_are_not_found_or_refused(tmp_path):
     model = tiny_model("llama")
     file = tmp_path / "ref.sqlite"
-    CachedReference(BaseReference(model), file, model=model).score(BATCH)
+    with CachedReference(BaseReference(model), file, model=model) as cached:
+        cached.score(BATCH)
     other = tiny_model("llama", seed=1)
     assert weights_hash(other) != weights_hash(model)
-    fresh = CachedReference(BaseReference(other), file, model=other).score(BATCH)
-    assert_close(fresh, score_tokens(other, BATCH).logps)
-    wrong = CachedReference(BaseReference(other), file, model=model)
-    with pytest.raises(ValueError, match="kept reference log-probs differ from live ones"):
+    with CachedReference(BaseReference(other), file, model=other) as fresh:
+        assert_close(fresh.score(BATCH), score_tokens(other, BATCH).logps)
+    with (
+        CachedReference(BaseReference(other), file, model=model) as wrong,
+        pytest.raises(ValueError, match="kept reference log-probs differ from live ones"),
+    ):
         wrong.score(BATCH)
 
 

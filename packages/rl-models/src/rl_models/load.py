@@ -45,7 +45,8 @@ def load_causal_lm(
             train in: bf16 weights round most updates of a small learning rate away (compute in
             bf16 through autocast).
         attn_implementation: as in transformers; None lets it choose.
-        quantization: None, "8bit" or "4bit" (NF4, double quantised) through bitsandbytes.
+        quantization: None, "8bit", or "4bit" (NF4, double quantised; not on the CPU) through
+            bitsandbytes.
         trust_remote_code: run the model code in the repository; off unless you have read it.
         device_map: as in transformers.
         revision: branch, tag or commit on the Hub.
@@ -193,6 +194,13 @@ def _bitsandbytes_config(quantization: str, dtype: torch.dtype | str) -> Any:
     need_extra("bitsandbytes", f"quantization={quantization!r}", "bitsandbytes")
     if quantization == "8bit":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    if not torch.accelerator.is_available():
+        # On CPUs with AVX512-BF16 bitsandbytes packs 4-bit weights for good in the first forward
+        # without gradients, and training afterwards gets none, without an error.
+        raise ModelLoadError(
+            "quantization='4bit' on the CPU loses gradients after a forward in eval mode; "
+            "use a GPU, or quantization='8bit' or None"
+        )
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

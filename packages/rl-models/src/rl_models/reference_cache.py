@@ -54,9 +54,9 @@ class CachedReference:
         >>> from rl_models import BaseReference
         >>> from rl_models.testing import tiny_model
         >>> model = tiny_model("llama")
-        >>> cached = CachedReference(BaseReference(model), ":memory:", model=model)
         >>> batch = CompletionBatch.from_ids([[1, 2]], [[3, 4]], [0])
-        >>> bool((cached.score(batch) == cached.score(batch)).all())
+        >>> with CachedReference(BaseReference(model), ":memory:", model=model) as cached:
+        ...     bool((cached.score(batch) == cached.score(batch)).all())
         True
     """
 
@@ -97,6 +97,16 @@ class CachedReference:
             result[rows, : live.shape[1]] = live
             self._keep([(keys[p], result[p][scored[p]]) for p in missing])
         return result
+
+    def close(self) -> None:
+        """Close the file; also done on leaving a `with` block."""
+        self._file.close()
+
+    def __enter__(self) -> CachedReference:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _keys(self, batch: SequenceBatch | CompletionBatch, temperature: float) -> list[str]:
         rows = batch if isinstance(batch, SequenceBatch) else batch.as_sequences()
