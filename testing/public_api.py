@@ -62,9 +62,17 @@ def described_class(name: str, cls: type) -> Iterator[str]:
             yield f"{name}.{member}: property"
 
 
+def public_names(module: ModuleType) -> list[str]:
+    """What a module exports; what it defines without an underscore, if it has no ``__all__``."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    own = {n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
+    return sorted(name for name in own if not name.startswith("_"))
+
+
 def described_module(module: ModuleType) -> Iterator[str]:
     """A line for each public name of a module, those of exported modules included."""
-    for name in sorted(module.__all__):
+    for name in public_names(module):
         value, qualified = getattr(module, name), f"{module.__name__}.{name}"
         if inspect.ismodule(value):
             yield from described_module(value)

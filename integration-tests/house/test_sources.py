@@ -44,6 +44,8 @@ def test_no_function_takes_more_than_five_arguments_by_position(package):
     many = {}
     for source in sources(package):
         for name, node in functions(source.tree):
+            if any(ast.unparse(d).endswith(".jit") for d in node.decorator_list):
+                continue  # a GPU kernel, called through its launcher
             names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
             count = len(names) - (names[:1] in (["self"], ["cls"]))
             qualified = f"{source.name}.{name}"
@@ -108,7 +110,12 @@ def ours(name):
 def test_no_private_method_of_a_dependency_is_overridden(package):
     overridden = []
     for source in sources(package):
-        module = importlib.import_module(source.name)
+        try:
+            module = importlib.import_module(source.name)
+        except ModuleNotFoundError as error:
+            if error.name != "triton":  # which builds of torch for CUDA bring
+                raise
+            continue
         for cls in vars(module).values():
             if not inspect.isclass(cls) or cls.__module__ != source.name:
                 continue
