@@ -396,6 +396,17 @@ def test_d7_a_header_that_the_generation_prompt_leaves_out_after_tools_is_no_ans
     assert trained_texts(rendering) == ["call<|im_end|>", "It is 3.<|im_end|>"]
 
 
+def test_d6_marks_in_reasoning_that_the_template_drops_do_no_harm(model_tokenizer):
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning_content": "r \U00100000\U00100009"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "b"},
+    ]
+    rendering = ChatRenderer(model_tokenizer("qwen3")).locate(talk)
+    assert trained_texts(rendering) == ["a<|im_end|>", "<think>\n\n</think>\n\nb<|im_end|>"]
+
+
 def test_d6_marks_in_the_users_own_text_do_no_harm(tokenizer):
     talk = [
         {"role": "user", "content": "private \U00100000\U00100001 use"},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, Value
+from datasets import Dataset, IterableDataset, Value
 
 from rl_data import RowError, SFTCollator, prepare_sft_dataset, tokenize_prompt
 from rl_data.nulls import count_filled_nulls, drop_filled_nulls
@@ -99,6 +99,30 @@ def test_d8_a_flag_that_could_do_nothing_is_refused(tokenizer):
     marked = [{**CHAT[0], "train": True}, *CHAT[1:]]
     with pytest.raises(RowError, match=r"row 0: message 0 \(user\) has 'train': true"):
         prepare([{"messages": marked}], tokenizer, assistant_only_loss=True)
+
+
+def test_d8_a_flag_on_a_message_that_cannot_be_found_is_refused(make_tokenizer):
+    tokenizer = make_tokenizer("{% for m in messages %}{{ m.content | length }}{% endfor %}")
+    with pytest.raises(
+        RowError, match="message 0 has 'train': false, but the template rewrites it"
+    ):
+        prepare([{"messages": [{**CHAT[0], "train": False}, CHAT[1]]}], tokenizer)
+
+
+def test_d7_a_header_option_that_could_do_nothing_is_refused(tokenizer):
+    with pytest.raises(RowError, match="train_header=True does nothing where every token"):
+        prepare([{"messages": CHAT}], tokenizer, train_header=True)
+
+
+def test_streams_whose_rows_differ_in_columns_and_tables_with_columns_named_like_ours(tokenizer):
+    rows = [{"text": "a"}, {"text": "b", "extra": 1}, {"other": 2, "text": "c"}]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    dataset, report = prepare_sft_dataset(stream, tokenizer)
+    assert [set(row) for row in dataset] == [{"input_ids", "loss_mask"}] * 3
+    named = {"text": "hi", "status": "x", "cut": "y", "loss_mask": None, "tokens": []}
+    found, report = prepare([named], tokenizer)
+    assert set(found[0]) == {"input_ids", "loss_mask"}
+    assert report.kept == 1
 
 
 def test_d2_the_mask_starts_at_the_true_common_prefix(tokenizer):
@@ -438,6 +462,9 @@ def test_counts_add_up_and_the_report_says_so(tokenizer):
         ({"packing_strategy": "ffd"}, "packing_strategy='ffd'"),
         ({"completion_only_loss": True}, "completion_only_loss=True wants rows with prompt"),
         ({"assistant_only_loss": True}, "assistant_only_loss=True wants conversations"),
+        ({"train_header": True}, "train_header=True wants conversations"),
+        ({"tools": [{"name": "a"}]}, "tools wants conversations"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs wants conversations"),
         ({"formatting_func": lambda row: 3}, "formatting_func returned int"),
     ],
 )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
@@ -21,6 +21,9 @@ from .report import EQUAL_AFTER_CUT, EQUAL_PAIR
 from .rows import RowTokenizer, Sample
 from .show import show_trained
 from .tokenization import check_truncation, truncate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 BATCH = 1000
 STREAM_ROWS = 1000
@@ -132,7 +135,7 @@ class AuditReport:
 
 def audit(
     dataset: Dataset | IterableDataset | Iterable[Mapping[str, Any]],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = 1024,
     truncation_mode: str = "keep_start",

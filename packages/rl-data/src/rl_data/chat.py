@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .encoding import common_prefix_length
 from .formats import is_conversational, is_message_list
 from .nulls import clean_tools, drop_filled_nulls
 from .renderer import ChatRenderer, Rendering
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MESSAGE_FLAGS = ("train",)
 _ROLE = re.compile(r"[\w .:/-]+")
@@ -18,7 +21,7 @@ _ROLE = re.compile(r"[\w .:/-]+")
 
 def apply_chat_template(
     example: Mapping[str, Any],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     tools: list[Any] | None = None,
     **template_kwargs: Any,
 ) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def apply_chat_template(
 
 def maybe_apply_chat_template(
     example: Mapping[str, Any],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     tools: list[Any] | None = None,
     **template_kwargs: Any,
 ) -> dict[str, Any]:

@@ -30,11 +30,12 @@ class Alphabet:
         self.most_texts = (0xFFF0 - 2) // 2
         self.generation_start = chr(first + 0xFFF0)
         self.generation_end = chr(first + 0xFFF1)
+        self._escaped = f"\\U{first >> 16:04x}"
         self._pattern = re.compile(f"[{chr(first)}-{chr(first + 0xFFFD)}]")
 
-    def is_in(self, text: str) -> bool:
-        """Whether a text holds any of the characters."""
-        return self._pattern.search(text) is not None
+    def is_in(self, text: str, values: str) -> bool:
+        """Whether a text, or what ``repr`` shows of some values, holds any of the characters."""
+        return self._escaped in values or self._pattern.search(text) is not None
 
     def pair(self, number: int) -> tuple[str, str]:
         """The marks before and after a text."""
@@ -78,9 +79,10 @@ class Alphabet:
 ALPHABETS = (Alphabet(0x100000), Alphabet(0xF0000))
 
 
-def alphabet_for(text: str) -> Alphabet | None:
-    """An alphabet of which the text holds no character."""
-    return next((a for a in ALPHABETS if not a.is_in(text)), None)
+def alphabet_for(text: str, values: object) -> Alphabet | None:
+    """An alphabet of which neither a rendering nor the values rendered hold a character."""
+    shown = repr(values)
+    return next((a for a in ALPHABETS if not a.is_in(text, shown)), None)
 
 
 def has_generation_tags(template: str) -> bool:

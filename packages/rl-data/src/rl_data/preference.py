@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datasets import Dataset, DatasetDict, Features, IterableDataset, List, Value
 
@@ -13,6 +13,9 @@ from .prompts import maybe_extract_prompt
 from .report import CUT_AWAY, EMPTY_SIDE, EQUAL_AFTER_CUT, EQUAL_PAIR, NO_TRAINED, Report
 from .rows import Sample
 from .tokenization import RowsStep, check_dataset, check_truncation, run_step
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def unpair_preference_dataset(
@@ -257,7 +260,7 @@ def notes(*samples: Sample) -> dict[str, Any]:
 
 def prepare_preference_dataset(
     dataset: Dataset | IterableDataset,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = 1024,
     truncation_mode: str = "keep_start",
@@ -302,7 +305,7 @@ def prepare_preference_dataset(
 
 def prepare_unpaired_dataset(
     dataset: Dataset | IterableDataset,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = 1024,
     truncation_mode: str = "keep_start",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .chat import render_prompt
 from .encoding import Encoder, common_prefix_length
 from .formats import is_conversational, is_message_list
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What opens and closes a reasoning block, as templates write it into a generation prompt.
 _TAGS = r"(?:seed:)?(?:think|thinking|thought|reasoning)"
@@ -89,7 +92,7 @@ def maybe_extract_prompt(example: Mapping[str, Any]) -> dict[str, Any]:
 
 def tokenize_prompt(
     row: Mapping[str, Any],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     tools: list[Any] | None = None,
     **chat_template_kwargs: Any,

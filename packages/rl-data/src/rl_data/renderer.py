@@ -140,7 +140,7 @@ class ChatRenderer:
             lambda: self._levels_one_by_one(messages, plain, **how),
             lambda: ["none"] * count,
         ]
-        alphabet = alphabet_for(plain)
+        alphabet = alphabet_for(plain, messages)
         for levels in attempts if alphabet else []:
             marking = self._try(messages, levels(), plain, **how)
             if marking is not None:
@@ -161,7 +161,7 @@ class ChatRenderer:
     def _try(
         self, messages: Messages, levels: Sequence[Level], plain: str, **how: bool
     ) -> Marking | None:
-        alphabet = alphabet_for(plain)
+        alphabet = alphabet_for(plain, messages)
         if alphabet is None:
             return None
         marker = Marker(alphabet)

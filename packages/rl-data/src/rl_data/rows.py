@@ -206,9 +206,16 @@ class RowTokenizer:
             )
         return self._text_job(text)
 
+    def _refuse_chat_options(self) -> None:
+        """Options that could do nothing for a plain text."""
+        for name in ("assistant_only_loss", "train_header", "tools", "chat_template_kwargs"):
+            value = getattr(self, name)
+            if value:
+                shown = "=True" if value is True else ""
+                raise ValueError(f"{name}{shown} wants conversations; this row is plain text")
+
     def _text_job(self, text: str) -> _Job:
-        if self.assistant_only_loss:
-            raise ValueError("assistant_only_loss=True wants conversations; this row is plain text")
+        self._refuse_chat_options()
 
         def finish(encoded: Encoded) -> Sample:
             ids = self.encoder.text_ids(encoded.ids) if encoded.ids else []
@@ -244,8 +251,7 @@ class RowTokenizer:
         )
 
     def _plain_completion_job(self, prompt: str, completion: str) -> _Job:
-        if self.assistant_only_loss:
-            raise ValueError("assistant_only_loss=True wants conversations; this row is plain text")
+        self._refuse_chat_options()
         encoder = self.encoder
 
         def finish(encoded: Encoded) -> Sample:
@@ -285,6 +291,11 @@ class RowTokenizer:
         flags = [m.get("train") for m in messages]
         chat = self.chat(row)
         only_turns = only_turns or self.assistant_only_loss
+        if self.train_header and not only_turns:
+            raise ValueError(
+                "train_header=True does nothing where every token is trained; "
+                "assistant_only_loss=True trains the turns alone"
+            )
         rendering = chat.locate(
             cleaned, headers=self.train_header, turns=only_turns or False in flags
         )

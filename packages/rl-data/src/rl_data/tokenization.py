@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
@@ -13,6 +13,9 @@ from .packing import STRATEGIES, Strategy, column_names, pack_dataset
 from .report import CUT_AWAY, EMPTY, NO_TRAINED, Report
 from .rows import RowTokenizer, Sample
 from .show import show_trained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -219,18 +222,19 @@ def _run_on_stream(
         keep = [k for k, status in enumerate(columns["status"]) if not status]
         return {name: [columns[name][k] for k in keep] for name in features}
 
-    return dataset.map(
+    mapped = dataset.map(
         tokenise,
         batched=True,
         with_indices=True,
         remove_columns=column_names(dataset),
         features=features,
     )
+    return mapped.select_columns(list(features))  # columns that the first row lacks are not removed
 
 
 def prepare_sft_dataset(
     dataset: Any,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = 1024,
     truncation_mode: str = "keep_start",
@@ -299,18 +303,23 @@ def prepare_sft_dataset(
         "features": dataset.features,
     }
     packed = "position_ids" in column_names(dataset)
-    if packed and packing:
+    if packing and packed:
         raise ValueError("packing=True, but the rows bring position_ids: they are packed already")
     limit = None if splits else max_length
     step = SFTStep(tokenizer, limit, truncation_mode, options, packed=packed)
     features = Features({name: List(Value("int64")) for name in step.lists})
     prepared, report = run_step(dataset, step, features, num_proc)
     if packing and max_length is not None:
-        report.pack_length = max_length
-        prepared = pack_dataset(prepared, max_length, packing_strategy, untrain_first=True)
-        if isinstance(prepared, Dataset):
-            report.packs = len(prepared)
+        prepared = _pack(prepared, report, max_length, packing_strategy)
     return prepared, report
+
+
+def _pack(prepared: Any, report: Report, length: int, strategy: Strategy) -> Any:
+    report.pack_length = length
+    packed = pack_dataset(prepared, length, strategy, untrain_first=True)
+    if isinstance(packed, Dataset):
+        report.packs = len(packed)
+    return packed
 
 
 def check_dataset(dataset: Any) -> None:

@@ -52,12 +52,17 @@ def trained_spans(
             if i >= trained_from and flags[i] is not False
             for span in spans
         )
-    left_out = sorted(
-        span
-        for i, flag in enumerate(flags)
-        if flag is False
-        for span in turns.get(i, rendering.contents.get(i, []))
-    )
+    left_out: list[Span] = []
+    for index, flag in enumerate(flags):
+        if flag is False:
+            own = turns.get(index) or rendering.contents.get(index, [])
+            if not own and str(messages[index].get("content", "")).strip():
+                raise ValueError(
+                    f"message {index} has 'train': false, but the template rewrites it so that it "
+                    "cannot be found in the text"
+                )
+            left_out += own
+    left_out.sort()
     spans, position = [], 0
     for start, end in left_out:
         spans.append((position, start))
