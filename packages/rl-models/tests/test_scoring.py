@@ -277,6 +277,19 @@ def test_a_reward_models_score_comes_from_the_final_states_of_a_pair():
     assert relative_difference(shared, gradients(model, (naive[0] - naive[1]).sum())) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3_moe", "mamba", "lfm2"])
+def test_half_precision_weights_score_as_the_models_own_logits_in_float32(architecture, dtype):
+    model = tiny_model(architecture, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        logps = score_tokens(model, completions()).logps
+    mine = torch.cat([row[: len(c)] for row, c in zip(logps, COMPLETIONS, strict=True)])
+    assert mine.dtype == torch.float32
+    # Not rounded to the weights' type: a log-prob of -5 in bf16 would be off by up to 2e-2.
+    assert_close(mine, torch.cat(naive_scores(model)), rtol=1e-3, atol=1e-3)
+
+
 def test_wrong_requests_say_what_was_wanted():
     model = tiny_model("llama")
     with pytest.raises(ValueError, match="temperature=0"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 
@@ -139,6 +140,12 @@ def test_options_of_the_head():
     assert torch.equal(model.eval()(IDS).values, model(IDS).values)
     with pytest.raises(TypeError, match="dtype"):
         WithHead.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16)
+
+
+def test_i2_adapters_without_peft_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match=r"pip install 'rl-models\[peft\]'"):
+        WithHead.from_pretrained(tiny_model("llama"), peft_config=LORA)
 
 
 def test_the_wrapper_generates_and_shows_the_models_settings():

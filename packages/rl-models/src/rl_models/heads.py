@@ -101,7 +101,7 @@ def _prove_head(model: nn.Module) -> Head | str:
         eps = torch.finfo(working_dtype(model, ids.device.type)).eps
         tolerance = min(64 * eps, 2e-2) * float(logits.abs().max())
         for name, decoder in _decoders(model):
-            raw = output(decoder(input_ids=ids, use_cache=False)[0])
+            raw = output(_fit(decoder(input_ids=ids, use_cache=False)[0], output))
             for scale, softcap in _candidates(model.config):
                 mine = _scaled(raw, scale, softcap)
                 if mine.shape == logits.shape and float((mine - logits).abs().max()) <= tolerance:
@@ -130,6 +130,14 @@ def _candidates(config: Any) -> Iterator[tuple[float, float | None]]:
 def _scaled(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
     logits = logits.float() * scale
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _fit(hidden: Tensor, output: Any) -> Tensor:
+    """Hidden states in the head's type, where a model keeps its residual stream in another."""
+    dtype = output.weight.dtype
+    if not dtype.is_floating_point or torch.is_autocast_enabled(hidden.device.type):
+        return hidden
+    return hidden.to(dtype)
 
 
 def vocabulary(model: Any) -> int:
@@ -182,6 +190,7 @@ def head_logps(
         nothing = hidden.float().sum(-1)
         return nothing, nothing if entropy else None
     output = model.get_output_embeddings()
+    hidden = _fit(hidden, output)
     if type(output) is nn.Linear and "forward" not in vars(output):
         fused: Any = linear_selective_log_softmax(
             hidden,
