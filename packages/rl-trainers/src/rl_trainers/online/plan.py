@@ -8,12 +8,11 @@ prompts of the next permutation and no prompt is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,31 +97,24 @@ class WindowSampler(Sampler[list[int]]):
     """Yields, for each micro-step of an epoch, the rows of the window it belongs to.
 
     The same rows come once a micro-step, so that a run resumed inside a window has them at hand.
+
+    Args:
+        plan: the sizes.
+        rank: of this process.
+        epoch: called at the start of each epoch for its number. The trainer counts it from its
+            optimiser steps, so that a resumed run goes on in the right epoch.
     """
 
-    def __init__(self, plan: Plan, *, rank: int) -> None:
-        self.plan, self.rank, self.epoch = plan, rank, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose windows are yielded next."""
-        self.epoch = epoch
+    def __init__(self, plan: Plan, *, rank: int, epoch: Callable[[], int]) -> None:
+        self.plan, self.rank, self.epoch = plan, rank, epoch
 
     def __len__(self) -> int:
         return self.plan.micro_steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         plan = self.plan
-        first = self.epoch * plan.windows_per_epoch
+        first = self.epoch() * plan.windows_per_epoch
         for number in range(first, first + plan.windows_per_epoch):
             rows = plan.window(number, rank=self.rank)
             for _ in range(plan.micro_steps_per_window * plan.num_iterations):
                 yield rows
-
-
-class WindowLoader(DataLoader[Any]):
-    """A ``DataLoader`` that tells its :class:`WindowSampler` the epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Passed on to the sampler."""
-        assert isinstance(self.batch_sampler, WindowSampler)
-        self.batch_sampler.set_epoch(epoch)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from rl_decode.stops import collect_stop_ids
 from rl_models import score_tokens
@@ -22,7 +23,7 @@ from rl_trainers.online.checks import check_rows, compare_with_engine
 from rl_trainers.online.completions_log import write_completions
 from rl_trainers.online.config import OnlineConfig
 from rl_trainers.online.measure import measure_groups, measure_rewards
-from rl_trainers.online.plan import Plan, WindowLoader, WindowSampler
+from rl_trainers.online.plan import Plan, WindowSampler
 from rl_trainers.online.sample import sample_groups, set_rewards, shown_to_rewards
 from rl_trainers.online.window import Group, MicroBatch, collate_groups, split_evenly
 from rl_trainers.rewards import RewardRunner, load_reward_function
@@ -114,12 +115,17 @@ class OnlineTrainer(BaseTrainer):
             shuffle=args.shuffle_dataset,
         )
 
-    def get_train_dataloader(self) -> WindowLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """The windows of this rank; see :class:`Plan`."""
-        sampler = WindowSampler(self.plan(), rank=self.accelerator.process_index)
-        return WindowLoader(
+        plan = self.plan()
+
+        def epoch() -> int:
+            return self.state.global_step * self._accumulation // plan.micro_steps_per_epoch
+
+        rank = self.accelerator.process_index
+        return DataLoader(
             self.train_dataset,
-            batch_sampler=sampler,
+            batch_sampler=WindowSampler(plan, rank=rank, epoch=epoch),
             collate_fn=list,
             num_workers=self.args.dataloader_num_workers,
         )
