@@ -343,6 +343,64 @@ def test_d6_templates_that_look_into_the_text(make_tokenizer, kind, expected):
     assert trained_texts(rendering) == expected
 
 
+PLAIN = {
+    "alpaca": (
+        LOOP
+        + "{% if m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n{% else %}### Response:\n"
+        "{{ m.content }}\n\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}### Response:\n{% endif %}",
+        ["a\n\n", "<b>\n\n"],
+    ),
+    "vicuna": (
+        LOOP
+        + "{% if m.role == 'user' %}USER: {{ m.content }} {% else %}ASSISTANT: {{ m.content }}</s>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+        [" a</s>", " <b></s>"],
+    ),
+    "llama 2": (
+        LOOP + "{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}",
+        [" a </s>", " <b> </s>"],
+    ),
+    "no marks at all": (LOOP + "{{ m.content }}{% endfor %}", ["a", "<b>"]),
+    "lines": (LOOP + "{{ m.content }}\n{% endfor %}", ["a\n", "<b>\n"]),
+    "one value": ("{{ messages | tojson }}", ["a", '<b>"}]']),
+    "an end after the last turn alone": (
+        LOOP
+        + "<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+        "{% elif messages[-1].role == 'assistant' %}</s>{% endif %}",
+        ["a", "<b></s>"],
+    ),
+    "escaped": (
+        LOOP + "<|{{ m.role }}|>{{ m.content | tojson(ensure_ascii=True) }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        ['"a"<|end|>', '"<b>"<|end|>'],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_d6_templates_without_control_tokens(make_tokenizer, kind):
+    """The tokenizer knows none of what the template writes between the messages."""
+    template, expected = PLAIN[kind]
+    tokenizer = make_tokenizer("", eos=None)
+    tokenizer.chat_template = template
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "y"},
+        {"role": "assistant", "content": "<b>"},
+    ]
+    assert trained_texts(ChatRenderer(tokenizer).locate(talk)) == expected
+
+
+def test_d6_a_template_that_never_prints_the_same_is_counted_not_trained(make_tokenizer):
+    template = "{{ strftime_now('%f') }}" + LOOP + "<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    rendering = ChatRenderer(make_tokenizer(template)).locate(TALK)
+    assert rendering.unlocated == [1, 3]
+    assert rendering.turns == []
+
+
 def test_d6_equal_texts_empty_texts_and_text_like_the_template(tokenizer):
     """Turns are found by position: none of the contents can be searched for."""
     talk = [

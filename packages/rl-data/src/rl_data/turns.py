@@ -140,7 +140,7 @@ class TurnFinder:
         fixed = self.text[left : self.marks[first].position]
         start = self._start(index, before, fixed, bounded=self.marks[first].opens)
         end = self._end(index, last)
-        if start is None or end is None:
+        if start is None or end is None or left + start >= self.marks[last].position + end:
             return None
         header = min(start, self._header(index, before, fixed)) if self.headers else start
         return Located(left + header, left + start, self.marks[last].position + end)
@@ -198,6 +198,9 @@ class TurnFinder:
             if bounded and agreed == len(tail) and header and fixed.startswith(header, agreed):
                 # After a tool's answer some templates leave the header out of their prompt.
                 return agreed + len(header), ""
+            if bounded and agreed < len(tail) and not header:
+                # A template without a generation prompt, whose text depends on who comes next.
+                return len(fixed), ""
             return agreed, tail[agreed:] if agreed == len(fixed) else ""
 
         if not bounded:  # then ``fixed`` holds text of the message, and cannot be met again
@@ -259,7 +262,7 @@ class TurnFinder:
         if through.text[:start] != self.text[:start]:
             return None
         end = self._end_of_turn(self.text[start:], through.text[start:])
-        return Located(shared, start, start + end)
+        return Located(shared, start, start + end) if end else None
 
     def _end_of_turn(self, fixed: str, tail: str) -> int:
         return end_of_turn(fixed, tail, self.chat)
@@ -280,8 +283,7 @@ def agreement(fixed: str, tail: str, *, bounded: bool) -> int:
     shared = common_prefix_length(fixed, tail)
     if shared == len(tail) or (bounded and shared == len(fixed)):
         return shared
-    whole = _BOUNDARY.match(fixed[:shared])
-    return whole.end() if whole else 0
+    return whole_words(fixed[:shared])
 
 
 def end_of_turn(fixed: str, tail: str, chat: ChatRenderer) -> int:
@@ -308,4 +310,12 @@ def end_of_turn(fixed: str, tail: str, chat: ChatRenderer) -> int:
     other_end = not ended and chat.starting_token(tail[shared:]) is not None
     if follows and (other_end or (not chat.ends_turns and shared == len(tail))):
         shared += len(follows)
+    elif shared < len(tail) and not follows:
+        shared = whole_words(fixed[:shared])
     return len(fixed[:shared].rstrip()) or shared
+
+
+def whole_words(text: str) -> int:
+    """How much of a text ends in white space or a closed tag."""
+    found = _BOUNDARY.match(text)
+    return found.end() if found else 0
