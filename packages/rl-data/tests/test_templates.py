@@ -401,6 +401,15 @@ def test_d6_a_template_that_never_prints_the_same_is_counted_not_trained(make_to
     assert rendering.turns == []
 
 
+def test_d6_a_template_that_prints_a_text_twice(make_tokenizer):
+    template = (
+        LOOP + "<|{{ m.role }}|>{{ m.content }}={{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rendering = ChatRenderer(make_tokenizer(template)).locate([*TALK[:2], *TALK[:2]])
+    assert trained_texts(rendering) == ["Hello.=Hello.<|end|>"] * 2
+
+
 def test_d6_equal_texts_empty_texts_and_text_like_the_template(tokenizer):
     """Turns are found by position: none of the contents can be searched for."""
     talk = [

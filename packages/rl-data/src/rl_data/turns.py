@@ -81,6 +81,7 @@ class TurnFinder:
         self.marks = marking.found.marks
         self.text = marking.found.text
         self.headers = headers
+        self.beginnings: dict[tuple[int, bool], Marked | None] = {}
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
         for place, mark in enumerate(self.marks):
@@ -148,22 +149,27 @@ class TurnFinder:
     def _last_own(self, index: int) -> int | None:
         """The message's last mark in its own turn; a later one may repeat the name of its tool."""
         last = self.last[index]
-        if index == len(self.messages) - 1 or not self.messages[index].get("tool_calls"):
+        own = self.marks[self.first[index] : last + 1]
+        if len({mark[1:] for mark in own}) == len(own):  # nothing is repeated
             return last
         alone = self._beginning(index + 1)
         if alone is None or not alone.marks:
             return last
-        own = (
-            place
-            for place in range(self.first[index], last + 1)
-            if self.marks[place][1:] == alone.marks[-1][1:]
-        )
-        return next(own, None)
+        ending = alone.marks[-1][1:]
+        count = sum(mark[1:] == ending for mark in alone.marks)
+        places = [k for k in range(self.first[index], last + 1) if self.marks[k][1:] == ending]
+        return places[count - 1] if len(places) >= count else None
 
     def _beginning(self, count: int, *, prompt: bool = False) -> Marked | None:
         """The rendering of the first ``count`` messages, if the template accepts them alone."""
         if count == 0:
             return None
+        key = (count, prompt)
+        if key not in self.beginnings:
+            self.beginnings[key] = self._render_beginning(count, prompt=prompt)
+        return self.beginnings[key]
+
+    def _render_beginning(self, count: int, *, prompt: bool) -> Marked | None:
         try:
             rendered = self.chat.render(self.marking.messages[:count], prompt=prompt)
         except Exception:  # a template may raise anything, e.g. that the user has to speak last
