@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 Span = tuple[int, int]
@@ -182,7 +183,7 @@ class Encoder:
                 )
         return self._call([piece], split_special=split_special)[0]
 
-    @property
+    @cached_property
     def control_ids(self) -> frozenset[int]:
         """Ids of the control tokens."""
         return frozenset(
