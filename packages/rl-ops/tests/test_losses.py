@@ -1,7 +1,7 @@
 """One table of losses, and the invariants that every one of them must keep.
 
-A new loss gets its tests by a row in ``CASES``: how it is called, its formula in float64 written another way, and the
-value at one small input worked out by hand.
+A new loss gets its tests by a row in ``CASES``: how it is called, its formula in float64 written
+another way, and the value at one small input worked out by hand.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Case(NamedTuple):
 
 
 ROW_LOSSES = {
-    "sigmoid", "sigmoid_smoothed", "sigmoid_norm", "hinge", "ipo", "kto_pair", "robust", "exo_pair", "nca_pair",
-    "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "simpo", "orpo", "cpo",
+    "sigmoid", "sigmoid_smoothed", "sigmoid_norm", "hinge", "ipo", "kto_pair", "robust",
+    "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",
+    "discopop", "simpo", "orpo", "cpo",
     "kto", "apo_zero_unpaired", "bradley_terry",
 }  # fmt: skip
 
@@ -201,10 +202,12 @@ def value_call(b: Batch) -> Tensor:
 
 R = math.exp(0.5)
 CASES = [
-    Case("nll", lambda b: losses.nll(b["logps"], b["mask"]), lambda b: -b["logps"] * b["mask"], 1.0),
+    Case("nll", lambda b: losses.nll(b["logps"], b["mask"]),
+         lambda b: -b["logps"] * b["mask"], 1.0),
     Case("dft", lambda b: losses.dft(b["logps"], b["mask"]),
          lambda b: -torch.exp(b["logps"]).detach() * b["logps"] * b["mask"], 0.3678794),
-    # by hand: logps -1, old -1.5, advantage 2, so r = exp(0.5) = 1.6487; the pair -3 | -5 against -4 | -4.5
+    # by hand: logps -1, old -1.5, advantage 2, so r = exp(0.5) = 1.6487;
+    # the pair -3 | -5 against the reference -4 | -4.5
     Case("grpo", policy(losses.grpo), surrogate, -2.4),
     Case("grpo_delta", policy(losses.grpo, epsilon_high=0.8, delta=1.9),
          lambda b: clipped(ratio(b), b, 0.8, 1.8, 1.9) * b["mask"], -2 * R),
@@ -219,7 +222,8 @@ CASES = [
     Case("reinforce_pp_baseline", pp_baseline_call,
          lambda b: surrogate(b) + 0.25 * (b["logps"] - b["ref"]) ** 2 * b["mask"], -2.4 + 0.25 / 9),
     Case("cispo", policy(losses.cispo, epsilon_high=1.5),
-         lambda b: -ratio(b).detach().clamp(max=1.5) * b["advantages"][:, None] * b["logps"] * b["mask"], 3.0),
+         lambda b: -ratio(b).detach().clamp(max=1.5) * b["advantages"][:, None]
+         * b["logps"] * b["mask"], 3.0),
     Case("gspo", policy(losses.gspo, epsilon=0.2, epsilon_high=0.8),
          lambda b: clipped(mean_ratio(b), b, 0.8, 1.8)[:, None] * b["mask"], -2 * R),
     Case("luspo", policy(losses.luspo, epsilon=0.2, epsilon_high=0.8),
@@ -247,22 +251,27 @@ CASES = [
         s(-0.5 * h_w(b)) * s(-0.5 * h_l(b))), 1.2490852),
     Case("bco_pair", pair(losses.bco_pair),
          lambda b: -torch.log(s(0.5 * h_w(b)) * s(-0.5 * h_l(b))), 1.0500164),
-    Case("sppo_hard", pair(losses.sppo_hard), lambda b: (h_w(b) - 1) ** 2 + (h_l(b) + 1) ** 2, 0.25),
-    Case("aot", pair(losses.aot), lambda b: -torch.log(s(0.5 * sorted_gap(b))), 0.3868710, splits=False),
+    Case("sppo_hard", pair(losses.sppo_hard),
+         lambda b: (h_w(b) - 1) ** 2 + (h_l(b) + 1) ** 2, 0.25),
+    Case("aot", pair(losses.aot),
+         lambda b: -torch.log(s(0.5 * sorted_gap(b))), 0.3868710, splits=False),
     Case("aot_unpaired", pair(losses.aot_unpaired), lambda b: -torch.log(
         s(0.5 * (torch.sort(h_w(b))[0] - torch.sort(h_l(b))[0]))), 0.3868710, splits=False),
-    Case("apo_zero", pair(losses.apo_zero), lambda b: 1 - s(0.5 * h_w(b)) + s(0.5 * h_l(b)), 0.8153642),
+    Case("apo_zero", pair(losses.apo_zero),
+         lambda b: 1 - s(0.5 * h_w(b)) + s(0.5 * h_l(b)), 0.8153642),
     Case("apo_down", pair(losses.apo_down), lambda b: s(0.5 * h_w(b)) + 1 - s(z(b)), 0.9432806),
     Case("discopop", pair(losses.discopop), disco_formula, 0.4723665),
     Case("simpo", free(losses.simpo, ("chosen_lengths", "rejected_lengths")),
-         lambda b: torch.log1p(torch.exp(-2 * (total(b, "logps") - total(b, "rejected") / 2) / length(b) + 1)),
+         lambda b: torch.log1p(torch.exp(
+             1 - 2 * (total(b, "logps") - total(b, "rejected") / 2) / length(b))),
          math.log1p(math.exp(1 - 2 * (-1 + 5 / 6)))),
     Case("cpo", free(losses.cpo, ("chosen_lengths",), beta=0.5),
          lambda b: torch.log1p(torch.exp(-0.5 * (total(b, "logps") - total(b, "rejected"))))
          - total(b, "logps") / length(b), math.log1p(math.exp(-1)) + 1),
     Case("orpo", free(losses.orpo, ("chosen_lengths", "rejected_lengths"), beta=0.5),
          lambda b: -total(b, "logps") / length(b) - 0.5 * torch.log(s(
-             log_odds(total(b, "logps") / length(b)) - log_odds(total(b, "rejected") / 2 / length(b)))),
+             log_odds(total(b, "logps") / length(b))
+             - log_odds(total(b, "rejected") / 2 / length(b)))),
          1.4209482),
     Case("kto", kto_call, lambda b: kto_formula(b, 0.25), 0.4073334),
     Case("apo_zero_unpaired", unpaired_call, lambda b: kto_formula(b, 0.0), 0.3775407),

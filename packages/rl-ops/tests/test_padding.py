@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rl_ops import flush_left, flush_right, pad, pad_to_length
 
 DTYPES = [torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool]

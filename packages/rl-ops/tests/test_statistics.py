@@ -8,8 +8,9 @@ import math
 import pkgutil
 
 import pytest
-import rl_ops
 import torch
+
+import rl_ops
 from closeness import assert_close
 from rl_ops import (
     generalized_advantages,

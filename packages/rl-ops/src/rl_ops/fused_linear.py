@@ -121,7 +121,7 @@ def _forward(
     entropy: bool,
     plan: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs [N, K], entropy [N] or empty, [N, 2] maximum and sum of exp, what is kept."""
+    """Return log-probs [N, K], entropy [N] or empty, [N, 2] maximum and sum of exp, the kept."""
     check_bounds(index, weight.shape[0])
     head = _head((hidden, weight, bias, *low_rank), scales, dtype)
     kept_shape = linear.kept_shape(head) if plan == KEEP_LOGITS else (0, head.rows, 0)

@@ -95,7 +95,8 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 @torch.library.custom_op(
     "rl_ops::logps_forward",
     mutates_args=(),
-    schema="(Tensor logits, Tensor index, *, float scale, bool entropy) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor logits, Tensor index, *, float scale, bool entropy)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 def _forward(
     logits: Tensor, index: Tensor, *, scale: float, entropy: bool
@@ -110,10 +111,8 @@ def _forward(
     logps = picked.sub_(maximum[..., None]).mul_(scale).sub_(log_sum[..., None])
     if index.device.type != "cpu":
         logps = logps.masked_fill((index < 0) | (index >= logits.shape[-1]), math.nan)
-    if entropy:
-        h = log_sum - stats.sum_exp_d.view(lead) / sum_exp
-    else:
-        h = log_sum.new_empty(0)
+    sum_exp_d = stats.sum_exp_d.view(lead if entropy else (0,))
+    h = log_sum - sum_exp_d / sum_exp if entropy else sum_exp_d
     return logps, h, torch.stack([maximum, sum_exp], -1)
 
 
@@ -129,8 +128,8 @@ def _(logits: Tensor, index: Tensor, *, scale: float, entropy: bool) -> tuple[Te
 @torch.library.custom_op(
     "rl_ops::logps_backward",
     mutates_args=(),
-    schema="(Tensor grads, Tensor logits, Tensor index, Tensor stats, Tensor entropy, *, float scale)"
-    " -> Tensor",
+    schema="(Tensor grads, Tensor logits, Tensor index, Tensor stats, Tensor entropy, *,"
+    " float scale) -> Tensor",
 )
 def _backward(
     grads: Tensor, logits: Tensor, index: Tensor, stats: Tensor, entropy: Tensor, *, scale: float
