@@ -17,7 +17,13 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, LlamaForCausalLM
 
 from closeness import assert_close
-from rl_models import CompletionBatch, SequenceBatch, final_states, score_tokens
+from rl_models import (
+    CompletionBatch,
+    SequenceBatch,
+    disable_dropout,
+    final_states,
+    score_tokens,
+)
 from rl_models.testing import tiny_model
 
 
@@ -175,17 +181,55 @@ def test_a3_a_model_that_ignores_logits_to_keep_and_hides_its_head_is_scored_fro
     )
 
 
-def test_gradient_checkpointing_falls_back_to_plain_rows_with_the_same_gradient():
-    model = tiny_model("llama")
-    wanted = gradients(model, score_tokens(model, completions()).logps.sum())
+def checkpointing(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # its new name is not in 5.16
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
+    return model.train()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "phi3", "gpt_neox", "cohere"])
+def test_gradient_checkpointing_shares_the_prompt_in_one_row_with_the_same_gradient(architecture):
+    model = tiny_model(architecture)
+    disable_dropout(model)
+    wanted = gradients(model, score_tokens(model, completions()).logps.sum())
+    tokens = []
+    model.get_input_embeddings().register_forward_hook(lambda _, args, __: tokens.append(args[0]))
+    checkpointing(model)
+    score_tokens(model, completions())
+    tokens.clear()
     mine, said = caught(lambda: gradients(model, score_tokens(model, completions()).logps.sum()))
+    assert said == []
+    assert relative_difference(mine, wanted) < 1e-5
+    assert len(tokens[0]) == 3  # one row for each prompt that has completions
+    ends = final_states(model, completions())
+    assert_close(ends, final_states(model.eval(), completions()), atol=1e-5)
+    model.train()
+    assert_close(
+        score_tokens(model, completions()).logps,
+        score_tokens(model.eval(), completions()).logps,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "gpt_oss", "bloom", "lfm2", "qwen3_next"])
+def test_gradient_checkpointing_falls_back_to_plain_rows_where_a_mask_cannot_say_it(architecture):
+    model = tiny_model(architecture)
+    disable_dropout(model)
+    wanted = gradients(model, score_tokens(model, completions()).logps.sum())
+    checkpointing(model)
+    mine, said = caught(lambda: gradients(model, score_tokens(model, completions()).logps.sum()))
+    assert relative_difference(mine, wanted) < 1e-5
     assert "gradient checkpointing forbids a cache" in said[0]
     assert len(said) == 1
-    assert relative_difference(mine, wanted) < 1e-5
+
+
+def test_one_row_for_all_completions_is_left_where_it_would_cost_more():
+    """Its attention grows with the square of all completions together."""
+    model = checkpointing(tiny_model("llama", max_position_embeddings=1024))
+    long = CompletionBatch.from_ids([[5, 6]], [[7] * 200] * 3, [0, 0, 0])
+    _, said = caught(lambda: score_tokens(model, long))
+    assert "gradient checkpointing forbids a cache" in said[0]
 
 
 def test_scoring_without_gradients_does_not_cut_those_of_a_later_forward_under_autocast():
@@ -248,9 +292,21 @@ def test_the_head_runs_on_scored_positions_alone(entropy):
     assert max(sizes) <= sum(map(len, COMPLETIONS)) * 128
 
 
-def test_a_batch_of_no_rows_scores_to_nothing():
-    empty = CompletionBatch.from_ids([[5, 6]], [], [])
-    assert score_tokens(tiny_model("llama"), empty).logps.shape == (0, 0)
+@pytest.mark.parametrize("size", [None, 2])
+def test_a12_a_batch_of_no_rows_scores_to_nothing_in_the_right_shapes(size):
+    completions_of_none = CompletionBatch.from_ids([[5, 6]], [], [])
+    none = torch.zeros(0, 4, dtype=torch.long)
+    with torch.set_grad_enabled(size is None):
+        for batch, shape in ((completions_of_none, (0, 0)), (SequenceBatch(none, none), (0, 4))):
+            scores = score_tokens(
+                tiny_model("llama"),
+                batch,
+                return_entropy=True,
+                return_hidden=True,
+                micro_batch_size=size,
+            )
+            assert scores.logps.shape == scores.entropy.shape == shape
+            assert scores.hidden.shape == (*shape, 32)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_text", "mamba"])

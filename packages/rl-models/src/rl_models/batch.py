@@ -74,6 +74,13 @@ class SequenceBatch:
             starts = starts & self.attention_mask.bool()
         return bool((starts.sum(-1) > 1).any())
 
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def ids(self) -> Tensor:
+        """The ids that log-probs are aligned with, `[B, T]`."""
+        return self.input_ids
+
     def attended(self) -> Tensor:
         """`[B, T]` True where a real token stands."""
         if self.attention_mask is None:
@@ -211,6 +218,13 @@ class CompletionBatch:
             self,
             **{name: value.to(device) for name, value in vars(self).items() if value is not None},
         )
+
+    def __len__(self) -> int:
+        return len(self.completion_ids)
+
+    def ids(self) -> Tensor:
+        """The ids that log-probs are aligned with, `[N, Tc]`."""
+        return self.completion_ids
 
     def real(self) -> Tensor:
         """`[N, Tc]` True at the real tokens of the completions."""

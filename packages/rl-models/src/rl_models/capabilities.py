@@ -10,25 +10,55 @@ import torch
 from torch import Tensor, nn
 
 from rl_models.batch import CompletionBatch
-from rl_models.decoder import accepts, completion_states, run_decoder
-from rl_models.heads import short_probe, working_dtype
+from rl_models.decoder import accepts, block_states, completion_states, run_decoder
+from rl_models.heads import say_once, short_probe, working_dtype
 
-_shares: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_faults: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 # Rotary scalings whose frequencies depend on the longest row seen, so a prompt's keys would differ.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def why_not_shared(model: Any, decoder: nn.Module) -> str | None:
-    """Why this model cannot continue from a prompt's cache with gradients, or None when it can."""
+def shared_states(
+    model: Any, decoder: Any, batch: CompletionBatch, *, through_last: bool = False
+) -> Tensor | None:
+    """`completion_states` in the way that this model can, or None (said once) when it cannot."""
+    reason = _why_no_cache(model, decoder)
+    if not reason:
+        return completion_states(decoder, batch, through_last=through_last)
+    if _block_pays(decoder, batch) and not _fault(model, decoder, block_states):
+        return block_states(decoder, batch, through_last=through_last)
+    say_once(model, f"{reason}; a prompt is computed again for each of its completions")
+    return None
+
+
+def _why_no_cache(model: Any, decoder: Any) -> str:
+    """Why this model cannot continue from a prompt's cache with gradients, "" when it can."""
     if model.training and _recomputes(model):
         return "gradient checkpointing forbids a cache"
     if model.training and getattr(decoder, "layerdrop", 0):
         return "layers are dropped at random in training"
-    if model not in _shares:
-        _shares[model] = _try_sharing(model, decoder)
-    return _shares[model] or None
+    return _fault(model, decoder, completion_states)
+
+
+def _block_pays(decoder: Any, batch: CompletionBatch) -> bool:
+    """Whether one row for a prompt and all its completions costs less than a row for each.
+
+    It saves the prompt's tokens, at 12 H^2 multiply-adds each and layer, and pays for it with
+    query-key pairs of different completions, at 2 H each. Its mask knows of no sliding window.
+    """
+    config = decoder.config.get_text_config()
+    used, prompt_index = torch.unique(batch.prompt_index, return_inverse=True)
+    prompts = batch.prompt_lengths[used]
+    lengths = prompts.index_add(0, prompt_index, batch.completion_lengths)
+    rows = prompts[prompt_index] + batch.completion_lengths
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    if int(lengths.max()) > min((window for window in windows if window), default=2**62):
+        return False
+    saved = int(rows.sum()) - int(lengths.sum())
+    pairs = len(lengths) * int(lengths.max()) ** 2 - int(rows.square().sum())
+    return 6 * config.hidden_size * saved > pairs
 
 
 def keeps_samples_apart(model: Any, decoder: nn.Module) -> bool:
@@ -38,12 +68,21 @@ def keeps_samples_apart(model: Any, decoder: nn.Module) -> bool:
     return _packs[model]
 
 
-def _try_sharing(model: Any, decoder: nn.Module) -> str:
+def _fault(model: Any, decoder: Any, way: Callable[..., Tensor]) -> str:
+    """What is wrong with computing shared states in this way, found out once; "" when nothing."""
+    known = _faults.setdefault(model, {})
+    if way.__name__ not in known:
+        known[way.__name__] = _try_sharing(model, decoder, way)
+    return known[way.__name__]
+
+
+def _try_sharing(model: Any, decoder: nn.Module, way: Callable[..., Tensor]) -> str:
     """The reason why sharing fails, "" when two prompts' completions come out as in plain rows."""
     scaling = getattr(model.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in _LENGTH_DEPENDENT:
         return f"its {scaling['rope_type']} rotary scaling depends on the length of the row"
-    prompts, completions = [[1, 2, 3], [4, 5]], [[6, 7, 8], [9, 10], [11]]
+    # Prompts of two lengths, and a completion of several tokens beside another of its prompt.
+    prompts, completions = [[1, 2, 3], [4, 5]], [[6, 7, 8], [9, 10], [11, 8, 6]]
     batch = CompletionBatch.from_ids(prompts, completions, [0, 1, 1]).to(_device(model))
     rows = batch.as_sequences()
     last = batch.prompt_lengths[batch.prompt_index] - 1
@@ -57,9 +96,7 @@ def _try_sharing(model: Any, decoder: nn.Module) -> str:
     with short_probe(model, exact=True):
         wanted = _states_and_gradient(model, whole)
         try:
-            shared = _states_and_gradient(
-                model, lambda: completion_states(decoder, batch)[batch.real()]
-            )
+            shared = _states_and_gradient(model, lambda: way(decoder, batch)[batch.real()])
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             first = (str(error).splitlines() or [""])[0]
             return f"it cannot continue from a prompt's cache ({type(error).__name__}: {first})"

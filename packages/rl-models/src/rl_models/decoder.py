@@ -41,7 +41,7 @@ def completion_states(
     prompt_ids = prompt_ids.masked_fill(positions < 0, 0)
     states = run_decoder(decoder, prompt_ids, mask, positions.clamp(min=0), cache)
     first = states[:, -1][prompt_index][:, None]
-    run = int(batch.completion_lengths.max()) - (not through_last)
+    run = int(batch.completion_lengths.max()) - int(not through_last)
     if run < 1:
         return first
     _widen(cache, prompt_index, len(used))
@@ -50,6 +50,50 @@ def completion_states(
     mask = torch.cat([mask[prompt_index], torch.ones_like(ids)], 1)
     positions = lengths[prompt_index][:, None] + steps
     return torch.cat([first, run_decoder(decoder, ids, mask, positions, cache)], 1)
+
+
+def block_states(decoder: Any, batch: CompletionBatch, *, through_last: bool = False) -> Tensor:
+    """`completion_states` without a cache: a prompt and its completions side by side in one row.
+
+    The mask lets each completion see its prompt and itself. For gradient checkpointing, where a
+    layer that is run again would find its own keys in the cache.
+    """
+    used, prompt_index = torch.unique(batch.prompt_index, return_inverse=True)
+    prompts = batch.prompt_lengths[used]
+    lengths = (batch.completion_lengths - int(not through_last)).clamp(min=0)
+    start = _starts(prompts, lengths, prompt_index)
+    width = int((start + lengths).max())
+    columns = torch.arange(width, device=start.device)
+    # 0 in the prompt, n + 1 in completion n, -1 at padding.
+    owner = torch.where(columns < prompts[:, None], 0, -1)
+    positions = columns.expand_as(owner).clone()
+    source = (columns + batch.prompt_ids.shape[1] - prompts[:, None]).clamp(
+        max=batch.prompt_ids.shape[1] - 1
+    )
+    ids = batch.prompt_ids[used].gather(1, source).masked_fill(owner < 0, 0)
+    steps = torch.arange(int(lengths.max()), device=start.device)
+    rows, place = (steps < lengths[:, None]).nonzero(as_tuple=True)
+    target = prompt_index[rows], start[rows] + place
+    ids = ids.index_put(target, batch.completion_ids[rows, place])
+    owner = owner.index_put(target, rows + 1)
+    positions = positions.index_put(target, prompts[prompt_index[rows]] + place)
+    seen = (owner[:, None] == 0) | (owner[:, None] == owner[:, :, None])
+    seen &= columns <= columns[:, None]
+    states = run_decoder(decoder, ids, seen[:, None], positions)
+    wanted = torch.arange(steps.shape[0] + 1, device=start.device)
+    column = torch.where(
+        wanted == 0, prompts[prompt_index][:, None] - 1, start[:, None] + wanted - 1
+    )
+    return states[prompt_index[:, None], column.clamp(max=width - 1)]
+
+
+def _starts(prompts: Tensor, lengths: Tensor, prompt_index: Tensor) -> Tensor:
+    """The column in its prompt's row at which each completion starts, `[N]`."""
+    order = prompt_index.argsort(stable=True)
+    before = lengths[order].cumsum(0) - lengths[order]
+    first = torch.searchsorted(prompt_index[order], torch.arange(len(prompts), device=order.device))
+    within = before - before[first][prompt_index[order]]
+    return torch.empty_like(within).index_put((order,), within) + prompts[prompt_index]
 
 
 def run_decoder(
@@ -61,8 +105,8 @@ def run_decoder(
 ) -> Tensor:
     """Last hidden state `[B, T, H]` of `ids` `[B, T]`; arguments it does not know are left out.
 
-    `mask` covers what is in the cache too; None lets attention tell packed samples apart by their
-    positions.
+    `mask` covers what is in the cache too; `[B, 1, T, T]` says who sees whom; None lets attention
+    tell packed samples apart by their positions.
     """
     arguments: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
     if mask is not None:
@@ -72,7 +116,7 @@ def run_decoder(
     if cache is not None:
         # transformers 5.x renames the argument; the new name is used where it is known.
         arguments["cache" if accepts(decoder, "cache") else "past_key_values"] = cache
-    with _attention_kernel(ids, ids.shape[1] if mask is None else mask.shape[1]):
+    with _attention_kernel(ids, ids.shape[1] if mask is None else mask.shape[-1]):
         return decoder(**arguments)[0]
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_models.batch import CompletionBatch, SequenceBatch, by_length
-from rl_models.capabilities import keeps_samples_apart, why_not_shared
-from rl_models.decoder import accepts, completion_states, run_decoder
+from rl_models.capabilities import keeps_samples_apart, shared_states
+from rl_models.decoder import accepts, run_decoder
 from rl_models.heads import (
     Head,
     decoder_of,
@@ -97,22 +97,6 @@ def score_tokens(
     return scores
 
 
-def _score(
-    model: Any, head: Head | None, batch: SequenceBatch | CompletionBatch, **options: Any
-) -> TokenScores:
-    if isinstance(batch, SequenceBatch):
-        return _score_rows(model, head, batch, **options)
-    if head is None:
-        return _score_as_rows(model, head, batch, **options)
-    decoder = decoder_of(model, head)
-    if not _shares(model, decoder):
-        return _score_as_rows(model, head, batch, **options)
-    if not len(batch.completion_ids):
-        return TokenScores(batch.completion_ids.float())
-    states = completion_states(decoder, batch)
-    return _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
-
-
 def final_states(model: nn.Module, batch: CompletionBatch) -> Tensor:
     """The hidden state after each row's last token, `[N, H]`, the prompts computed once.
 
@@ -132,8 +116,8 @@ def final_states(model: nn.Module, batch: CompletionBatch) -> Tensor:
     inner = unwrap(model)
     decoder = inner.base_model
     rows = torch.arange(len(batch.completion_ids), device=batch.completion_ids.device)
-    if len(rows) and _shares(inner, decoder):
-        states = completion_states(decoder, batch, through_last=True)
+    states = shared_states(inner, decoder, batch, through_last=True) if len(rows) else None
+    if states is not None:
         return states[rows, batch.completion_lengths]
     whole = batch.as_sequences()
     steps = torch.arange(whole.input_ids.shape[1], device=rows.device).expand_as(whole.input_ids)
@@ -142,18 +126,34 @@ def final_states(model: nn.Module, batch: CompletionBatch) -> Tensor:
     return states[rows, whole.attended().sum(-1) - 1]
 
 
-def _shares(model: Any, decoder: nn.Module) -> bool:
-    reason = why_not_shared(model, decoder)
-    if reason:
-        say_once(model, f"{reason}; a prompt is computed again for each of its completions")
-    return not reason
+def _score(
+    model: Any, head: Head | None, batch: SequenceBatch | CompletionBatch, **options: Any
+) -> TokenScores:
+    if not len(batch):
+        return _no_scores(model, batch.ids(), **options)
+    if isinstance(batch, SequenceBatch):
+        return _score_rows(model, head, batch, **options)
+    if head is None:
+        return _score_as_rows(model, head, batch, **options)
+    states = shared_states(model, decoder_of(model, head), batch)
+    if states is None:
+        return _score_as_rows(model, head, batch, **options)
+    return _score_states(model, head, states, batch.completion_ids, batch.scored(), **options)
+
+
+def _no_scores(model: Any, ids: Tensor, *, entropy: bool, hidden: bool, **_: Any) -> TokenScores:
+    """Of a batch without rows: nothing, in the right shapes."""
+    zeros = torch.zeros(ids.shape, device=ids.device)
+    width = model.config.get_text_config().hidden_size
+    states = zeros.new_zeros(*ids.shape, width) if hidden else None
+    return TokenScores(zeros, zeros if entropy else None, states)
 
 
 def _put_together(
     parts: list[TokenScores], chunks: Sequence[Tensor], batch: SequenceBatch | CompletionBatch
 ) -> TokenScores:
     """The parts' rows in the order and width of the whole batch."""
-    shape = (batch.input_ids if isinstance(batch, SequenceBatch) else batch.completion_ids).shape
+    shape = batch.ids().shape
 
     def whole(parts: Sequence[Tensor]) -> Tensor:
         full = parts[0].new_zeros(*shape, *parts[0].shape[2:])
