@@ -245,6 +245,18 @@ def test_scoring_without_gradients_does_not_cut_those_of_a_later_forward_under_a
     assert relative_difference(mine, wanted) < 1e-6
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
+def test_a_model_first_scored_in_inference_mode_scores_and_trains_afterwards(architecture):
+    model = tiny_model(architecture)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with torch.inference_mode():
+            first = score_tokens(model, completions()).logps.tolist()
+        logps = score_tokens(model, completions()).logps
+    assert_close(logps, first)
+    assert gradients(model, logps.sum())
+
+
 def test_probing_a_model_leaves_its_modes_weights_and_gradients_alone():
     model = tiny_model("llama", attention_dropout=0.5).train()
     model.model.layers[0].eval()

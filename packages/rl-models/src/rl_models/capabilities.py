@@ -72,7 +72,9 @@ def _fault(model: Any, decoder: Any, way: Callable[..., Tensor]) -> str:
     """What is wrong with computing shared states in this way, found out once; "" when nothing."""
     known = _faults.setdefault(model, {})
     if way.__name__ not in known:
-        known[way.__name__] = _try_sharing(model, decoder, way)
+        # Tensors made in inference mode have no gradient, which the trial needs.
+        with torch.inference_mode(False):
+            known[way.__name__] = _try_sharing(model, decoder, way)
     return known[way.__name__]
 
 
