@@ -41,7 +41,7 @@ class BaseTrainer(Trainer):
         **trainer_kwargs: passed to ``transformers.Trainer`` as they are.
 
     Raises:
-        ValueError: the tokenizer can neither be found nor was passed.
+        ValueError: the tokenizer can neither be found nor was passed; several GPUs or processes.
     """
 
     args: BaseConfig
@@ -63,6 +63,7 @@ class BaseTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] | None = None,
         **trainer_kwargs: Any,
     ) -> None:
+        _refuse_several_devices(args)
         name = model if isinstance(model, str) else model.config.name_or_path
         if processing_class is None:
             processing_class = _tokenizer_of(name)
@@ -158,6 +159,18 @@ def _tokenizer_of(name: str | None) -> PreTrainedTokenizerBase:
             "the model names no folder to take its tokenizer from: pass processing_class"
         )
     return load_tokenizer(name)
+
+
+def _refuse_several_devices(args: BaseConfig) -> None:
+    if args.world_size > 1:
+        raise ValueError(
+            f"{args.world_size} processes were started: these trainers run in one process so far"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"{args.n_gpu} GPUs are visible: these trainers use one so far; choose it with "
+            "CUDA_VISIBLE_DEVICES=0"
+        )
 
 
 def _with_adapter(model: PreTrainedModel, peft_config: Any) -> PreTrainedModel:

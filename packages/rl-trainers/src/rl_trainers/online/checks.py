@@ -33,7 +33,7 @@ def check_rows(dataset: Any | None, name: str) -> None:
 
 
 def compare_with_engine(logps: Tensor, micro_batch: MicroBatch, *, half: bool) -> None:
-    """Stop the run if engine and trainer disagree about the first samples.
+    """Stop the run if engine and trainer disagree about samples that the engine just drew.
 
     Args:
         logps: ``[N, T]`` of the trainer.
@@ -50,7 +50,7 @@ def compare_with_engine(logps: Tensor, micro_batch: MicroBatch, *, half: bool) -
     allowed = HALF_TOLERANCE if half else FLOAT32_TOLERANCE
     if difference > allowed:
         raise RuntimeError(
-            f"before the first update the engine's and the trainer's log-probs of the same tokens "
+            f"the engine's and the trainer's log-probs of the same tokens "
             f"differ by {difference:.3g} on average (rounding explains {allowed:g}): the engine "
             "samples from another policy than the one being trained. Likely causes: another "
             "temperature, other weights or dtype, dropout, or positions of padded prompts"

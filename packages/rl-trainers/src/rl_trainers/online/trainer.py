@@ -83,6 +83,7 @@ class OnlineTrainer(BaseTrainer):
         self._parts: list[list[Group]] = []
         self._denominators: list[Tensor] = []
         self._micro_step = 0
+        self._engine_agrees = False
         self._extra: dict[str, list[Any]] = {}
         self._tokens, self._tokens_since = 0, time.perf_counter()
 
@@ -306,10 +307,14 @@ class OnlineTrainer(BaseTrainer):
                 group.old_logps = [next(rows)[: len(r.ids)] for r in group.rollouts]
 
     def score_policy(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """Log-probs ``[N, T]`` at the sampling temperature; the engine must agree at step 0."""
+        """Log-probs ``[N, T]`` at the sampling temperature; at first the engine must agree.
+
+        The first pass is made with the weights that sampled, also in a run that resumes.
+        """
         logps = score_tokens(model, micro_batch.batch, temperature=self.args.temperature).logps
-        if self.state.global_step == 0:
+        if not self._engine_agrees:
             compare_with_engine(logps.detach(), micro_batch, half=bool(self.args.bf16))
+            self._engine_agrees = True
         return logps
 
     # --- evaluation and logging ---------------------------------------------------------------
