@@ -251,6 +251,20 @@ class ChatRenderer:
             return True
         return not rendered.endswith("y")
 
+    @cached_property
+    def end_tokens(self) -> frozenset[str]:
+        """Control tokens that follow the assistant's text, within a conversation and at its end."""
+        user = {"role": "user", "content": "x"}
+        said = ("qzx", "qzy")
+        first, last = ({"role": "assistant", "content": word} for word in said)
+        try:
+            rendered = self.render([user, first, user, last])
+        except Exception:  # as above
+            return frozenset()
+        places = [rendered.rfind(word) + len(word) for word in said if word in rendered]
+        found = (self.control.search(rendered, place) for place in places)
+        return frozenset(token.group() for token in found if token)
+
     def remember(self, key: tuple[Any, ...], compute: Callable[[], T | None]) -> T | None:
         """What was found out about a piece of the template's fixed text, computed once for each."""
         known: T | None = self._found.get(key)

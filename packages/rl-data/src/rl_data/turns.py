@@ -105,9 +105,13 @@ class TurnFinder:
 
     def _tagged_spans(self, index: int) -> list[Span] | None:
         """The template's generation blocks of a message; None for a template without any."""
-        if not self.marking.found.generations:
+        blocks = self.marking.found.generations
+        if not blocks:
             return None
-        return [span for span in self.marking.found.generations if self._owner(span) == index]
+        speaking = [k for k in range(len(self.messages)) if self._role(k) == "assistant"]
+        if len(blocks) == len(speaking):
+            return [blocks[speaking.index(index)]]
+        return [block for block in blocks if self._owner(block) == index]
 
     def _owner(self, span: Span) -> int:
         before = -1
@@ -267,8 +271,25 @@ class TurnFinder:
         start = shared + agreement(self.text[shared:], prompt.text[shared:], bounded=False)
         if through.text[:start] != self.text[:start]:
             return None
-        end = self._end_of_turn(self.text[start:], through.text[start:])
-        return Located(shared, start, start + end) if end else None
+        own = [m.position for m in through.marks if self._message(m) == index]
+        behind = max([start, *own])
+        tail = through.text[behind:]
+        if behind > start:
+            # The whole drops what the turn says when it is the last; find what is written after it.
+            following = (m.position for m in self.marks if m.position > start)
+            until = next(following, len(self.text))
+            behind = self.text.find(tail.rstrip(), start, until) if tail.strip() else -1
+        elif not self._part_at_an_end(self.text[behind:], tail):
+            behind = -1
+        if behind < 0:
+            return None
+        end = behind + self._end_of_turn(self.text[behind:], tail)
+        return Located(shared, start, end) if end > start else None
+
+    def _part_at_an_end(self, fixed: str, tail: str) -> bool:
+        """Whether both go on alike until the tail ends or writes another control token."""
+        parted = parting(fixed, tail, self.chat)
+        return parted == len(tail) or self.chat.starting_token(tail[parted:]) is not None
 
     def _end_of_turn(self, fixed: str, tail: str) -> int:
         return end_of_turn(fixed, tail, self.chat)
@@ -306,19 +327,25 @@ def end_of_turn(fixed: str, tail: str, chat: ChatRenderer) -> int:
         at all, the control token that follows counts as the end: it is what the model has to say
         there.
     """
-    shared = common_prefix_length(fixed, tail)
-    for token in chat.control.finditer(fixed):
-        if token.start() < shared < token.end():
-            shared = token.start()
-            break
+    shared = parting(fixed, tail, chat)
     follows = chat.starting_token(fixed[shared:])
-    ended = chat.control.search(fixed[:shared]) is not None
+    written = chat.control.findall(fixed[:shared])
+    ended = bool(written) and (written[-1] in chat.end_tokens or not chat.end_tokens)
     other_end = not ended and chat.starting_token(tail[shared:]) is not None
     if follows and (other_end or (not chat.ends_turns and shared == len(tail))):
         shared += len(follows)
     elif shared < len(tail) and not follows:
         shared = whole_words(fixed[:shared])
     return len(fixed[:shared].rstrip()) or shared
+
+
+def parting(fixed: str, tail: str, chat: ChatRenderer) -> int:
+    """Where two texts part ways, not within a control token."""
+    shared = common_prefix_length(fixed, tail)
+    for token in chat.control.finditer(fixed):
+        if token.start() < shared < token.end():
+            return token.start()
+    return shared
 
 
 def whole_words(text: str) -> int:
