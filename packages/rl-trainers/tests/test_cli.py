@@ -121,3 +121,13 @@ def test_the_help_of_a_command_lists_its_options(capfd):
         main(["grpo", "--help"])
     assert left.value.code == 0
     assert "--num_generations" in capfd.readouterr().out
+
+
+def test_check_counts_what_is_wrong(folder, capfd):
+    (folder / "rows.jsonl").write_text('{"text": "fine"}\n{"text": ""}\n')
+    flags = ["--model", str(folder / "model"), "--dataset", str(folder / "rows.jsonl")]
+    assert main(["check", *flags]) == 0
+    out = capfd.readouterr().out
+    assert "data audit of 2 rows: 1 " in out
+    assert main(["check", *flags, "--strict"]) == 2
+    assert "data audit of 2 rows: 1 " in capfd.readouterr().err

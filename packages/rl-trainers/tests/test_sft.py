@@ -127,3 +127,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(model, tokenizer, rows, setting
     with pytest.raises((FloatingPointError, ValueError), match="nan"):
         trainer_of(model, tokenizer, rows, settings).train()
     assert torch.equal(weights(model).nan_to_num(), before.nan_to_num())
+
+
+def test_the_dataset_is_looked_through_before_training(model, tokenizer, settings, caplog):
+    rows = Dataset.from_list([{"text": "one"}, {"text": "two"}, {"text": ""}])
+    trainer_of(model, tokenizer, rows, settings)
+    assert "data audit of 3 rows: 1 " in caplog.text
+    caplog.clear()
+    trainer_of(model, tokenizer, rows, settings, audit_rows=0)
+    assert "data audit" not in caplog.text

@@ -111,17 +111,21 @@ class SFTTrainer(BaseTrainer):
         if dataset is None:
             return None
         args = self.args
+        shared: dict[str, Any] = {
+            "max_length": args.max_length,
+            "completion_only_loss": args.completion_only_loss,
+            "assistant_only_loss": args.assistant_only_loss,
+            "dataset_text_field": args.dataset_text_field,
+            "formatting_func": self.formatting_func,
+        }
+        self.audit_dataset(dataset, name, **shared)
         prepared, report = prepare_sft_dataset(
             dataset,
             self.processing_class,
-            max_length=args.max_length,
             packing=args.packing,
             packing_strategy=args.packing_strategy,
-            completion_only_loss=args.completion_only_loss,
-            assistant_only_loss=args.assistant_only_loss,
-            dataset_text_field=args.dataset_text_field,
-            formatting_func=self.formatting_func,
             num_proc=args.dataset_num_proc,
+            **shared,
         )
         logger.warning("%s: %s", name, report)
         return prepared

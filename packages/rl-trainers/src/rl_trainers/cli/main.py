@@ -12,6 +12,7 @@ from rl_trainers._version import __version__
 COMMANDS = {
     "sft": "supervised fine-tuning on text, conversations or prompts with completions",
     "grpo": "reinforcement learning against reward functions (GRPO)",
+    "check": "look through a dataset as training will see it, and count what is wrong",
 }
 
 USAGE_ERROR = 2

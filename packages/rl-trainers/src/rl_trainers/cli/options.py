@@ -13,9 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-from rl_trainers.core.config import BaseConfig
-
-Config = TypeVar("Config", bound=BaseConfig)
+Config = TypeVar("Config")
 
 
 @dataclass

@@ -40,6 +40,10 @@ class BaseConfig(TrainingArguments):
     logging_steps: float = field(
         default=10, metadata={"help": "A log line every so many optimiser steps."}
     )
+    audit_rows: int = field(
+        default=200,
+        metadata={"help": "Rows of the dataset to look through before training; 0: none."},
+    )
     disable_dropout: bool = field(
         default=True,
         metadata={"help": "Set the model's dropout to 0; policy and reference then agree."},

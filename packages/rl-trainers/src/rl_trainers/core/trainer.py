@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,12 +18,15 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback
 
+from rl_data import audit
 from rl_models import check_tokenizer, disable_dropout, load_causal_lm, load_tokenizer
 from rl_trainers.core.config import BaseConfig, as_mapping
 from rl_trainers.core.guards import FiniteGradients
 from rl_trainers.core.metrics import Metrics
 from rl_trainers.core.progress import ProgressLine
 from rl_trainers.core.run_folder import RunFolderCallback
+
+logger = logging.getLogger(__name__)
 
 
 class BaseTrainer(Trainer):
@@ -93,6 +97,13 @@ class BaseTrainer(Trainer):
             self.add_callback(ProgressLine())
         self.add_callback(FiniteGradients())
         self.add_callback(RunFolderCallback())
+
+    def audit_dataset(self, dataset: Any, name: str, **options: Any) -> None:
+        """Look through some rows as training will see them, and say in one line what is wrong."""
+        if dataset is None or not self.args.audit_rows:
+            return
+        report = audit(dataset, self.processing_class, max_rows=self.args.audit_rows, **options)
+        logger.warning("%s: %s", name, report.summary())
 
     def count_denominator(self, batch: Any) -> Tensor:
         """What ``batch`` adds to the denominator of its optimiser step: a scalar tensor."""

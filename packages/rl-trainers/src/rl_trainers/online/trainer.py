@@ -75,6 +75,10 @@ class OnlineTrainer(BaseTrainer):
         super().__init__(
             model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
         )
+        template = as_mapping("chat_template_kwargs", args.chat_template_kwargs)
+        self.audit_dataset(
+            train_dataset, "train_dataset", max_length=None, chat_template_kwargs=template
+        )
         self.stop_ids = collect_stop_ids(
             self.processing_class, getattr(self.model, "generation_config", None)
         )
