@@ -2,8 +2,8 @@
 
     python packages/rl-ops/benchmarks/run.py --json OUT [--quick] [--threads N] [--only WORD]
 
-Peak memory is that above the inputs and the gradient: told by the allocator on a GPU, by
-Linux's account of the process on a CPU. TRL's function and Liger's are measured where they are installed.
+Peak memory is that above the inputs and the gradient: told by the allocator on a GPU, by Linux's
+account of the process on a CPU. TRL's function and Liger's are measured where they are installed.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from rl_ops.kernels.memory import empty
 # Numbers in a chunk of logits, and the most rows and vocabulary of one. On the CPU measured at
 # hidden size 576: the matrix products run at full speed from 1024 on and the chunk stays in the
 # last-level cache. An accelerator wants larger products.
-CPU_CHUNK = (2**22, 2048, 4096)
+CPU_CHUNK = (2**21, 2048, 4096)
 DEVICE_CHUNK = (2**26, 8192, 32768)
 # Logits that forward keeps so that backward need not compute them again: up to this much, whatever
 # the vocabulary.
-KEPT_BYTES = 2**26
+KEPT_BYTES = 72 * 2**20
 
 
 @dataclass(frozen=True)
