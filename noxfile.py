@@ -108,6 +108,13 @@ def lowest(session: nox.Session, package: str) -> None:
 
 
 @nox.session(requires=["build"], reuse_venv=False)
+def parity(session: nox.Session) -> None:
+    """The same numbers as TRL, computed side by side."""
+    install(session, *wheels(*PACKAGES, extras=True), *tools("parity"))
+    run_pytest(session, "integration-tests/parity")
+
+
+@nox.session(requires=["build"], reuse_venv=False)
 def bench(session: nox.Session) -> None:
     """Every package's benchmarks, one after the other; name packages after ``--`` to choose."""
     chosen = session.posargs or PACKAGES
