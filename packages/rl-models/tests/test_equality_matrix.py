@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -17,13 +18,13 @@ from scored import (
 )
 
 from closeness import assert_close
-from rl_models import CompletionBatch, SequenceBatch, score_tokens
+from rl_models import CompletionBatch, SequenceBatch, disable_dropout, score_tokens
 from rl_models.testing import ARCHITECTURES, tiny_model
 
 # What falls back to plain rows, or to one row a packed sample, and says so.
 NO_SHARING = {"mamba", "qwen3_next"}
 NO_PACKING = {"bloom", "opt", "gpt_oss", "mamba", "lfm2", "qwen3_next"}
-LAYOUTS = ("alone", "right", "left", "packed", "shared", "micro_batches")
+LAYOUTS = ("alone", "right", "left", "packed", "shared", "one_row", "micro_batches")
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
@@ -33,7 +34,9 @@ def model(request):
 
 def scores(model, layout: str) -> list[torch.Tensor]:
     """The log-probs of each completion, computed in one of the layouts."""
-    if layout in ("shared", "micro_batches"):
+    if layout == "one_row":
+        model = one_row_model(model)
+    if layout in ("shared", "one_row", "micro_batches"):
         batch = CompletionBatch.from_ids(PROMPTS, COMPLETIONS, PROMPT_INDEX, pad_token_id=2)
         size = 4 if layout == "micro_batches" else None
         with torch.set_grad_enabled(size is None):
@@ -48,6 +51,16 @@ def scores(model, layout: str) -> list[torch.Tensor]:
     assert bool((logps[~batch.score_mask] == 0).all())
     flat = logps[batch.score_mask]
     return list(flat.split([len(c) for c in COMPLETIONS]))
+
+
+def one_row_model(model):
+    """The model under gradient checkpointing, where no cache can be: one row a prompt, or plain."""
+    model = copy.deepcopy(model)
+    disable_dropout(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its new name is not in 5.16
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
 
 
 def row_batch(rows: list[tuple[list[int], int]], layout: str) -> SequenceBatch:

@@ -224,6 +224,30 @@ def test_gradient_checkpointing_falls_back_to_plain_rows_where_a_mask_cannot_say
     assert len(said) == 1
 
 
+def widths_seen(model, batch):
+    """The shape of each forward of the decoder, after the model was tried."""
+    score_tokens(model, batch)
+    shapes = []
+    embedding = model.get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda _, args, __: shapes.append(tuple(args[0].shape)))
+    score_tokens(model, batch)
+    hook.remove()
+    return shapes
+
+
+def test_completions_of_unequal_length_run_in_one_row_and_equal_ones_on_a_cache():
+    """What is padded decides: 8 completions of 2 to 40 tokens, or of 20 each."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
+    uneven = [[7] * n for n in (2, 2, 2, 2, 2, 2, 2, 40)]
+    batch = CompletionBatch.from_ids([[5] * 20], uneven, [0] * 8)
+    assert widths_seen(model, batch) == [(1, 20 + 7 * 1 + 39)]
+    even = CompletionBatch.from_ids([[5] * 20], [[7] * 20] * 8, [0] * 8)
+    assert widths_seen(model, even) == [(1, 20), (8, 19)]
+    mine = gradients(model, score_tokens(model, batch).logps.sum())
+    plain = gradients(model, score_tokens(model, batch.as_sequences()).logps.sum())
+    assert relative_difference(mine, plain) < 1e-5
+
+
 def test_one_row_for_all_completions_is_left_where_it_would_cost_more():
     """Its attention grows with the square of all completions together."""
     model = checkpointing(tiny_model("llama", max_position_embeddings=1024))

@@ -23,42 +23,56 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 def shared_states(
     model: Any, decoder: Any, batch: CompletionBatch, *, through_last: bool = False
 ) -> Tensor | None:
-    """`completion_states` in the way that this model can, or None (said once) when it cannot."""
-    reason = _why_no_cache(model, decoder)
-    if not reason:
-        return completion_states(decoder, batch, through_last=through_last)
-    if _block_pays(decoder, batch) and not _fault(model, decoder, block_states):
-        return block_states(decoder, batch, through_last=through_last)
+    """`completion_states` in the cheapest way the model can; None (said once) when in none."""
+    costs = _costs(decoder, batch)
+    reason = _why_no_cache(model)
+    if reason:
+        del costs[completion_states]
+    for way in sorted(costs, key=lambda way: costs[way]):
+        if not (fault := _fault(model, decoder, way)):
+            return way(decoder, batch, through_last=through_last)
+        if way is completion_states:
+            reason = fault
     say_once(model, f"{reason}; a prompt is computed again for each of its completions")
     return None
 
 
-def _why_no_cache(model: Any, decoder: Any) -> str:
-    """Why this model cannot continue from a prompt's cache with gradients, "" when it can."""
+def _why_no_cache(model: Any) -> str:
+    """Why this model, as it is set now, cannot have a cache with gradients; "" when it can."""
     if model.training and _recomputes(model):
         return "gradient checkpointing forbids a cache"
-    if model.training and getattr(decoder, "layerdrop", 0):
+    if model.training and any(getattr(module, "layerdrop", 0) for module in model.modules()):
         return "layers are dropped at random in training"
-    return _fault(model, decoder, completion_states)
+    return ""
 
 
-def _block_pays(decoder: Any, batch: CompletionBatch) -> bool:
-    """Whether one row for a prompt and all its completions costs less than a row for each.
+def _costs(decoder: Any, batch: CompletionBatch) -> dict[Callable[..., Tensor], float]:
+    """What each way costs a layer, in units of 2 H multiply-adds; ways that never pay are left out.
 
-    It saves the prompt's tokens, at 12 H^2 multiply-adds each and layer, and pays for it with
-    query-key pairs of different completions, at 2 H each. Its mask knows of no sliding window.
+    A token costs 12 H^2, a query-key pair 2 H, padding as much as the rest. The cache runs
+    completions in rows as long as the longest of them; one row a prompt pads little, but has
+    its completions side by side and pays for the pairs among them. Its mask knows of no window.
     """
     config = decoder.config.get_text_config()
     used, prompt_index = torch.unique(batch.prompt_index, return_inverse=True)
-    prompts = batch.prompt_lengths[used]
-    lengths = prompts.index_add(0, prompt_index, batch.completion_lengths)
-    rows = prompts[prompt_index] + batch.completion_lengths
+    prompts, lengths = batch.prompt_lengths[used], batch.completion_lengths
+    prompt, completion = int(prompts.max()), int(lengths.max())
+    count, rows = len(prompts), len(lengths)
+    width = int(prompts.index_add(0, prompt_index, lengths).max())
+
+    def cost(tokens: int, pairs: int) -> float:
+        return 6.0 * config.hidden_size * tokens + pairs
+
+    run = completion * rows
+    cached = cost(count * prompt + run, count * prompt**2 + run * (prompt + completion))
+    block = cost(count * width, count * width**2)
+    plain = cost(rows * prompt + run, rows * (prompt + completion) ** 2)
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    if int(lengths.max()) > min((window for window in windows if window), default=2**62):
-        return False
-    saved = int(rows.sum()) - int(lengths.sum())
-    pairs = len(lengths) * int(lengths.max()) ** 2 - int(rows.square().sum())
-    return 6 * config.hidden_size * saved > pairs
+    fits = width <= min((window for window in windows if window), default=width)
+    costs: dict[Callable[..., Tensor], float] = {completion_states: cached}
+    if fits and block < plain:
+        costs[block_states] = 1.1 * block  # small differences do not change the way
+    return costs
 
 
 def keeps_samples_apart(model: Any, decoder: nn.Module) -> bool:
