@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-STEPS = 80
+STEPS = 110
 
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "per_device_eval_batch_size": 40,
 }
 
-SYSTEM_PROMPT = "Answer with just the number, nothing else."
+SYSTEM_PROMPT = "Answer with just a number, such as 7 or -7."
 HELD_OUT_SHARE = 0.2
 _NUMBER = re.compile(r"-?\d+")
 
