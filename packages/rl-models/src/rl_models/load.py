@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -258,7 +257,7 @@ def _one_clear_error(source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ImportError) as error:
-        message = textwrap.shorten(str(error) or type(error).__name__, 500)
+        message = " ".join(str(error).split()) or type(error).__name__
         where = "" if Path(source).exists() else " (no such folder here, so taken as a Hub name)"
         raise ModelLoadError(f"cannot load {source!r}{where}: {message}") from error
 
