@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-STEPS = 110
+STEPS = 105
 
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
-    "num_generations": 8,
+    # A group shares its prompt, so that more completions cost little; with few, an early success by
+    # chance can settle the model on one number for every question.
+    "num_generations": 16,
     "max_completion_length": 12,
     # Answers below 0 are the last to be found; sampling a little hotter keeps looking for them.
     "temperature": 1.2,
@@ -33,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "per_device_eval_batch_size": 40,
 }
 
-SYSTEM_PROMPT = "Answer with just a number, such as 7 or -7."
+SYSTEM_PROMPT = "Answer with just the number and nothing else. It can be negative."
 HELD_OUT_SHARE = 0.2
 _NUMBER = re.compile(r"-?\d+")
 
