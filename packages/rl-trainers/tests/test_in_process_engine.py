@@ -34,6 +34,17 @@ def test_its_log_probs_are_those_of_the_scorer(architecture, temperature):
         assert_close(rollout.logps, row[: len(rollout.ids)], rtol=1e-4, atol=1e-5)
 
 
+def test_truncated_sampling_reports_the_policys_log_probs(model):
+    """A1: top-p 0.8 cuts what is drawn, not what is reported: the first ratio is 1."""
+    truncated = sampling(top_p=0.8, top_k=20, min_p=0.01)
+    rollouts = engine_of(model).generate(PROMPTS, 4, truncated, seed=1)
+    batch = CompletionBatch.from_ids(
+        PROMPTS, [r.ids for r in rollouts], [r.prompt_index for r in rollouts]
+    )
+    logps = score_tokens(model, batch).logps[batch.real()]
+    assert_close([x for r in rollouts for x in r.logps], logps, rtol=1e-4, atol=1e-5)
+
+
 def test_greedy_rows_are_those_of_generate(model):
     rollouts = engine_of(model).generate(PROMPTS, 1, sampling(temperature=0), seed=0)
     for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
