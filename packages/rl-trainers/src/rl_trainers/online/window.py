@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_decode import Completion
 from rl_models import CompletionBatch
+from rl_ops import pad
 from rl_trainers.rollouts import Rollout
 
 
@@ -29,7 +30,6 @@ class Group:
         rewards_by_function: ``[G, F]``.
         advantages: ``[G]``.
         old_logps: ``[T]`` for each completion, or ``None`` while they are the current policy's.
-        ref_logps: the same of the reference policy, where one is used.
     """
 
     row: dict[str, Any]
@@ -41,7 +41,6 @@ class Group:
     rewards_by_function: Tensor = field(default_factory=lambda: torch.empty(0))
     advantages: Tensor = field(default_factory=lambda: torch.empty(0))
     old_logps: list[Tensor] | None = None
-    ref_logps: list[Tensor] | None = None
     trained: list[bool] = field(default_factory=list)
 
     @property
@@ -59,18 +58,14 @@ class MicroBatch:
         mask: ``[N, T]`` tokens that are trained.
         advantages: ``[N]`` float32.
         old_logps: ``[N, T]``, or ``None`` where they are the current policy's own.
-        ref_logps: ``[N, T]`` or ``None``.
         engine_logps: ``[N, T]`` as the engine reported them.
-        groups: the groups it is made of.
     """
 
     batch: CompletionBatch
     mask: Tensor
     advantages: Tensor
     old_logps: Tensor | None
-    ref_logps: Tensor | None
     engine_logps: Tensor
-    groups: Sequence[Group]
 
 
 def collate_groups(groups: Sequence[Group], *, pad_token_id: int, device: Any) -> MicroBatch:
@@ -80,19 +75,15 @@ def collate_groups(groups: Sequence[Group], *, pad_token_id: int, device: Any) -
     batch = CompletionBatch.from_ids(
         [group.prompt_ids for group in groups], ids, index, pad_token_id=pad_token_id, device=device
     )
-    width = batch.completion_ids.shape[1]
-    lengths = torch.tensor([len(row) for row in ids], device=device)
     trained = torch.tensor([t for group in groups for t in group.trained], device=device)
-    mask = (torch.arange(width, device=device) < lengths.unsqueeze(-1)) & trained.unsqueeze(-1)
     engine = [torch.tensor(r.logps) for group in groups for r in group.rollouts]
+    old = [logps for group in groups for logps in group.old_logps or []]
     return MicroBatch(
         batch=batch,
-        mask=mask,
+        mask=batch.real() & trained.unsqueeze(-1),
         advantages=torch.cat([group.advantages for group in groups]).to(device, torch.float32),
-        old_logps=_stack([group.old_logps for group in groups], width, device),
-        ref_logps=_stack([group.ref_logps for group in groups], width, device),
-        engine_logps=_pad_rows(engine, width, device),
-        groups=groups,
+        old_logps=pad(old).to(device) if old else None,
+        engine_logps=pad(engine).to(device),
     )
 
 
@@ -108,16 +99,3 @@ def split_evenly(groups: Sequence[Group], parts: int) -> list[list[Group]]:
     for part in range(parts):
         cuts.append(cuts[-1] + short + (part < longer))
     return [list(groups[a:b]) for a, b in pairwise(cuts)]
-
-
-def _stack(rows: Sequence[list[Tensor] | None], width: int, device: Any) -> Tensor | None:
-    if any(row is None for row in rows):
-        return None
-    return _pad_rows([logps for row in rows if row is not None for logps in row], width, device)
-
-
-def _pad_rows(rows: Sequence[Tensor], width: int, device: Any) -> Tensor:
-    padded = torch.zeros(len(rows), width)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded.to(device)
